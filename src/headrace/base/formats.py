@@ -1,0 +1,54 @@
+"""Element and block formats of weights: how many values share a block, and how many bytes a block takes.
+
+Names and type numbers are those of the GGUF specification (ggml-org/ggml, docs/gguf.md).
+Block layouts are described where they are unpacked: `headrace.quant.blocks` is the reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way to store numbers.
+
+    name: lower case, as in ``"q4_1"``.
+    block: values in a block (1 for plain floats).
+    bytes: bytes a block takes.
+    ggml_type: the type number in a GGUF file.
+    """
+
+    name: str
+    block: int
+    bytes: int
+    ggml_type: int
+
+    @property
+    def bits(self) -> float:
+        """Bits a value takes, scales included."""
+        return 8 * self.bytes / self.block
+
+    def row_bytes(self, columns: int) -> int:
+        """Bytes of a row of `columns` values; the caller has checked that whole blocks fill it."""
+        return columns // self.block * self.bytes
+
+
+_ALL = (
+    Format("f32", 1, 4, 0),
+    Format("f16", 1, 2, 1),
+    Format("q4_0", 32, 18, 2),
+    Format("q4_1", 32, 20, 3),
+    Format("q5_0", 32, 22, 6),
+    Format("q5_1", 32, 24, 7),
+    Format("q8_0", 32, 34, 8),
+    Format("q4_k", 256, 144, 12),
+    Format("q5_k", 256, 176, 13),
+    Format("q6_k", 256, 210, 14),
+    Format("bf16", 1, 2, 30),
+)
+
+FORMATS: dict[str, Format] = {f.name: f for f in _ALL}
+BY_GGML_TYPE: dict[int, Format] = {f.ggml_type: f for f in _ALL}
+
+F32, F16, BF16 = FORMATS["f32"], FORMATS["f16"], FORMATS["bf16"]
