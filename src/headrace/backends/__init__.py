@@ -1,0 +1,42 @@
+"""Floor 4: how ops run. The seam that every back end fits; back ends are siblings and know nothing of each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.program import Program, Sampled, Step, WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an executor must be able to hold, fixed at load.
+
+    tokens: rows of a step at most. sequences: at most. pages: of the KV cache, 32 tokens each. context: longest sequence.
+    vocab: ids that may be sampled (rows of the head beyond it are padding and never win).
+    threads: 0 takes what the machine allows.
+    """
+
+    tokens: int
+    sequences: int
+    pages: int
+    context: int
+    vocab: int
+    threads: int = 0
+
+
+class Executor(Protocol):
+    """A program lowered for one device, with its weights and its KV cache. `run` is not re-entrant."""
+
+    weight_bytes: int
+    page_bytes: int
+
+    def run(self, step: Step) -> Sampled: ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    name: str
+
+    def executor(self, program: Program, weights: WeightSource, limits: Limits) -> Executor: ...

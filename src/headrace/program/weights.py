@@ -1,0 +1,41 @@
+"""Weights as data: what a back end is given to load. Bytes stay in the file's own block format until the back end repacks them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.base.formats import Format
+from headrace.program.program import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one format. data: uint8 [rows, bytes a row] in the file's layout (views of a mapping wherever possible)."""
+
+    format: Format
+    data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightData:
+    """A weight's rows, in parts that lie one under the other (a stack of experts: expert 0's rows, then expert 1's, ...).
+
+    A vector is one row. Two weights may share storage (a tied head): then `same_as` names the other and parts are equal.
+    """
+
+    weight: Weight
+    parts: tuple[Part, ...]
+    same_as: str | None = None
+
+
+class WeightSource(Protocol):
+    """Where a back end takes weights from, each once, in any order."""
+
+    def load(self, name: str) -> WeightData: ...
+
+    def release(self, name: str) -> None:
+        """The back end has repacked it: the mapping's pages may go."""
