@@ -123,8 +123,7 @@ def _nibbles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 def _fives(blocks: _Blocks) -> npt.NDArray[np.uint8]:
     high = (blocks["qh"][:, None] >> np.arange(32, dtype=np.uint32)) & 1
-    values: npt.NDArray[np.uint8] = _nibbles(blocks["qs"]) | (high.astype(np.uint8) << 4)
-    return values
+    return (_nibbles(blocks["qs"]) | high * 16).astype(np.uint8)
 
 
 def _from_f32(blocks: _Blocks) -> Floats:
@@ -190,8 +189,8 @@ def _from_q4_k(blocks: _Blocks) -> Floats:
 
 def _from_q5_k(blocks: _Blocks) -> Floats:
     # bit r of byte i: the fifth bit of value i in run r
-    high: npt.NDArray[np.uint8] = (blocks["qh"][:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
-    return _k_values(blocks, _k_nibbles(blocks) | high * np.uint8(16))
+    high = (blocks["qh"][:, None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & 1
+    return _k_values(blocks, (_k_nibbles(blocks) | high * 16).astype(np.uint8))
 
 
 def _from_q6_k(blocks: _Blocks) -> Floats:

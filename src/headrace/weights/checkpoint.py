@@ -1,0 +1,96 @@
+"""A checkpoint: metadata, and tensors as views of mapped files, whether it came as GGUF or as a safetensors folder.
+
+Owes: one shape for both kinds. Does not know how they are read, what the tensors mean, or who computes with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.base.formats import Format
+from headrace.weights.mapped import Bytes, MappedFile
+
+Kind = Literal["gguf", "safetensors"]
+
+_SAMPLES, _SAMPLE_BYTES = 16, 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """A named array of a checkpoint, not yet unpacked.
+
+    shape: numpy's order, rows (out) first and columns (in) last; the dimensions of a GGUF file reversed.
+    data: uint8 [bytes of the tensor], a read-only view of the mapped file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    format: Format
+    file: Path
+    data: Bytes
+
+    def rows(self) -> Bytes:
+        """uint8 [product of all dimensions but the last, bytes a row]; still a view."""
+        columns = self.shape[-1] if self.shape else 1
+        width = self.format.row_bytes(columns)
+        return self.data.reshape(self.data.size // width if width else 0, width)
+
+
+class Checkpoint:
+    """What a model is made from.
+
+    kind: ``"gguf"`` or ``"safetensors"``.
+    path: the file given (the first of a split set), or the folder.
+    config: the metadata of a GGUF file as it is, or the parsed config.json.
+    tensors: by name, in the order of the file.
+    generation: the parsed generation_config.json, or empty.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        path: Path,
+        config: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        files: Sequence[tuple[MappedFile, int]],
+        generation: Mapping[str, Any] | None = None,
+    ) -> None:
+        """files: each mapped file with the length of its header in bytes (of a config: all of it)."""
+        self.kind: Kind = kind
+        self.path = path
+        self.config = config
+        self.tensors = tensors
+        self.generation: Mapping[str, Any] = generation or {}
+        self._files = tuple(files)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A cheap, stable identity, 64 hex digits: headers, sizes and a sample of the weights' bytes, hashed.
+
+        Two models of one shape differ in the sample; a change of a few weights that the sample misses is not seen.
+        """
+        digest = hashlib.sha256()
+        for file, header in self._files:
+            digest.update(b"%d:%d:" % (file.size, header))
+            digest.update(file.view(0, header).data)
+        for tensor in list(self.tensors.values())[:: max(1, len(self.tensors) // _SAMPLES)]:
+            middle = tensor.data.size // 2
+            digest.update(tensor.data[middle : middle + _SAMPLE_BYTES].data)
+        return digest.hexdigest()
+
+    def release(self, tensor: Tensor) -> None:
+        """Drop the tensor's pages from memory once it has been repacked; its view stays valid and reads the file anew."""
+        for file, _ in self._files:
+            if file.contains(tensor.data):
+                file.release(tensor.data)
+                return
+
+    def close(self) -> None:
+        """Forget tensors and mappings; arrays that somebody still holds keep their mapping alive."""
+        self.tensors = {}
+        self._files = ()
