@@ -1,0 +1,1 @@
+"""Headrace serves large language models."""

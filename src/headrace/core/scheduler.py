@@ -1,0 +1,473 @@
+"""Who runs next, on which pages, and what a step's outcome does to them.
+
+Owes: `schedule` and `commit` around each step, admission, preemption by recompute, the ends of sequences, and the
+invariants that `check` executes. Does not know: tensors, text, clocks, how a step is run.
+
+A step has room for `max_num_batched_tokens`. Sequences that lack one token come first, in the order of (priority,
+arrival); then those that lack more get chunks; then waiting ones are admitted. Whoever lacks a page takes it from the
+last in that order, which starts again later, mostly from the prefix cache. The first in order never yields, so each
+step brings it nearer its end and every accepted sequence ends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import attrgetter
+from typing import Literal
+
+from headrace.base.errors import ContextTooLong, RequestError, SettingError
+from headrace.core.pages import ROOT, Hasher, PagePool, Salt, chain_hash, pack
+from headrace.core.sequence import Finish, Reason, Sequence
+
+_rank = attrgetter("rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a scheduler may use.
+
+    max_num_seqs: sequences that run at once. max_num_batched_tokens: tokens in a step. max_model_len: tokens of a
+    sequence. pages: pages of `page_size` tokens in the pool.
+    batching: "static" fills a batch and starts the next when all of it has ended, for comparison.
+    kv_cache: False keeps nothing between steps: each computes whole sequences from position 0, for comparison.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    pages: int
+    page_size: int = 32
+    prefix_caching: bool = True
+    batching: Literal["continuous", "static"] = "continuous"
+    kv_cache: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "pages", "page_size"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name} must be at least 1, got {getattr(self, name)}.", param=name)
+        if self.batching not in ("continuous", "static"):
+            raise SettingError(f'batching must be "continuous" or "static", got {self.batching!r}.', param="batching")
+        if not self.kv_cache and self.max_num_batched_tokens < self.max_model_len:
+            raise SettingError(
+                f"Without a KV cache a step computes whole sequences: max_num_batched_tokens "
+                f"({self.max_num_batched_tokens}) must be at least max_model_len ({self.max_model_len}).",
+                param="max_num_batched_tokens",
+            )
+
+    @property
+    def context(self) -> int:
+        """The most tokens that can be computed for one sequence: the context, or the whole pool."""
+        return min(self.max_model_len, self.pages * self.page_size)
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """`count` tokens of a sequence from position `start`; `sample`: the last row's logits yield a token."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    sample: bool
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step's work.
+
+    fresh: pages newly taken, to be zeroed before the step (one may be named twice).
+    preempted: sequences that gave their pages back and wait again. number: counts steps from 0.
+    """
+
+    items: list[Scheduled]
+    fresh: list[int]
+    preempted: list[Sequence]
+    number: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a step yielded.
+
+    tokens: a list for each of the batch's items, in order: new tokens of a sampling item (drafts accepted and the one
+    after them), [] for others. errors: by sequence id, why that sequence cannot go on.
+    """
+
+    tokens: list[list[int]]
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class Scheduler:
+    """Sequences over time on one pool of pages.
+
+    salt: what the pages' content depends on besides tokens: model, adapter, formats. hasher: see `PagePool`.
+    preemptions, prefix_queries, prefix_hits: counts since the start; the last two of prompt tokens at first admission.
+    """
+
+    def __init__(self, limits: Limits, salt: str = "", *, hasher: Hasher = chain_hash) -> None:
+        self.limits = limits
+        self.salt = salt
+        self.pool = PagePool(limits.pages, hasher)
+        self.preemptions = self.prefix_queries = self.prefix_hits = 0
+        self._caching = limits.prefix_caching and limits.kv_cache
+        self._waiting: list[Sequence] = []  # both in order of rank
+        self._running: list[Sequence] = []
+        self._live: dict[int, Sequence] = {}
+        self._arrivals = 0
+        self._steps = 0
+        self._open: Batch | None = None  # scheduled, not committed
+        self._left = 0  # tokens left in the step that is being scheduled
+        self._places = 0  # admissions left in a static batch
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without pages: new or preempted."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Sequences that have been admitted."""
+        return len(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `schedule` will return a batch."""
+        return bool(self._live)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence; RequestError at once if it could never run. Lowers its `max_len` to what fits."""
+        assert sequence.id not in self._live and sequence.finish is None and not sequence.pages
+        self._refuse_misfit(sequence)
+        # The last token drawn is never computed, so it needs no page.
+        capacity = self.limits.pages * self.limits.page_size + 1
+        sequence.max_len = min(sequence.max_len, self.limits.max_model_len, capacity)
+        sequence.rank = (sequence.priority, self._arrivals)
+        self._arrivals += 1
+        self._live[sequence.id] = sequence
+        insort(self._waiting, sequence, key=_rank)
+
+    def abort(self, sequence_id: int, reason: Reason = "abort") -> bool:
+        """End a sequence, whatever it is doing; False if there is none of that id, or no longer."""
+        return self.finish(sequence_id, Finish(reason))
+
+    def finish(self, sequence_id: int, finish: Finish) -> bool:
+        """End a sequence from outside, as when the text side met a stop string; False if it had ended before."""
+        sequence = self._live.get(sequence_id)
+        if sequence is None:
+            return False
+        self._end(sequence, finish)
+        return True
+
+    def schedule(self) -> Batch | None:
+        """The next step's work; None when there is none. A batch that was never committed is undone first."""
+        if self._open is not None:
+            self.undo(self._open)
+        self._open = batch = Batch([], [], [], self._steps)
+        self._left = self.limits.max_num_batched_tokens
+        for sequence in self._schedule_single(batch):
+            if self._left and sequence not in batch.preempted:
+                self._schedule_chunk(batch, sequence)
+        if not batch.preempted:
+            self._admit(batch)
+        if not batch.items:
+            self._open = None
+            return None
+        self._steps += 1
+        return batch
+
+    def commit(self, batch: Batch, outcome: Outcome) -> list[Sequence]:
+        """Take in a step's outcome; the sequences that ended by it. Those ended since `schedule` are left alone."""
+        assert batch is self._open and len(outcome.tokens) == len(batch.items)
+        self._open = None
+        size = self.limits.page_size
+        slow = not self.limits.kv_cache
+        errors = outcome.errors
+        ended: list[Sequence] = []
+        for item, new in zip(batch.items, outcome.tokens, strict=True):
+            sequence = item.sequence
+            if sequence.finish is not None:
+                continue
+            if errors and sequence.id in errors:
+                self._fail(sequence, errors[sequence.id])
+                ended.append(sequence)
+                continue
+            sequence.computed = item.start + item.count
+            if item.sample and len(new) == 1:  # the usual case, in place
+                token = new[0]
+                tokens = sequence.tokens
+                tokens.append(token)
+                stops = token in sequence.stop_ids or len(tokens) >= sequence.max_len
+                finish = sequence.ended_by(token) if stops else None
+            else:
+                finish = self._accept(sequence, item, new)
+            if sequence.computed // size > sequence.hashed:
+                self._publish(sequence)
+            if finish is not None:
+                self._end(sequence, finish)
+                ended.append(sequence)
+            elif slow:
+                self._drop(sequence)
+        return ended
+
+    def undo(self, batch: Batch) -> None:
+        """Forget a batch whose step failed: nobody has advanced, and pages taken for it are given back."""
+        assert batch is self._open
+        self._open = None
+        for item in batch.items:
+            self._trim(item.sequence)
+
+    def check(self) -> None:
+        """AssertionError if an invariant does not hold. Numbers as in the design, section 4."""
+        both = [*self._waiting, *self._running]
+        assert {s.id: s for s in both} == self._live and len(both) == len(self._live), "a sequence is lost"
+        assert all(s.finish is None for s in both), "an ended sequence is kept"
+        for line in (self._waiting, self._running):
+            assert all(a.rank < b.rank for a, b in pairwise(line)), "out of order"
+        assert len(self._running) <= self.limits.max_num_seqs
+        assert not any(s.pages or s.computed for s in self._waiting), "a waiting sequence holds pages"
+        self.pool.check(s.pages for s in self._running)  # 1
+        planned = {id(i.sequence): i.count for i in self._open.items} if self._open else {}
+        for sequence in self._running:
+            self._check_sequence(sequence, planned.get(id(sequence), 0))
+
+    def _check_sequence(self, sequence: Sequence, planned: int) -> None:
+        size = self.limits.page_size
+        assert sequence.computed < len(sequence.tokens), "nothing left to compute"  # 2, 4
+        assert sequence.prompt_len <= len(sequence.tokens) <= sequence.max_len
+        assert len(sequence.pages) == _pages_for(sequence.computed + planned, size), "pages held"  # 2
+        assert len(set(sequence.pages)) == len(sequence.pages), "a page twice in a table"
+        named = [self.pool.is_named(page, self._ids(sequence, i)) for i, page in enumerate(sequence.pages)]  # 3
+        count = sum(named)
+        assert count * size <= sequence.computed and all(named[:count]), "an indexed page is not full or out of line"  # 3
+
+    # -- scheduling
+
+    def _schedule_single(self, batch: Batch) -> list[Sequence]:
+        """Sequences that lack one token, which decode or end a prompt; the others are returned."""
+        others: list[Sequence] = []
+        if not self.limits.kv_cache:
+            return self._running.copy()
+        size = self.limits.page_size
+        left = self._left
+        items = batch.items
+        for sequence in self._running:  # may lose its tail meanwhile
+            start = sequence.computed
+            end = len(sequence.tokens)
+            if end - start != 1:
+                others.append(sequence)
+                continue
+            if start == len(sequence.pages) * size and not self._grow(batch, sequence, end):
+                break
+            items.append(Scheduled(sequence, start, 1, end < sequence.max_len))
+            left -= 1
+            if not left:
+                break
+        self._left = left
+        return others
+
+    def _schedule_chunk(self, batch: Batch, sequence: Sequence) -> None:
+        """As many tokens of a sequence as the step, the pool and, without a cache, its whole length allow."""
+        start = sequence.computed
+        end = len(sequence.tokens)
+        if not self.limits.kv_cache:
+            if end > min(self._left, self._room(sequence)):
+                return
+        elif self._room(sequence) <= start and not self._grow(batch, sequence, start + 1):
+            return
+        stop = min(end, start + self._left, self._room(sequence))
+        self._grow(batch, sequence, stop)
+        self._left -= stop - start
+        batch.items.append(Scheduled(sequence, start, stop - start, stop == end < sequence.max_len))
+
+    def _room(self, sequence: Sequence) -> int:
+        """Positions that its pages and those that nobody uses can hold."""
+        return (len(sequence.pages) + self.pool.available) * self.limits.page_size
+
+    def _grow(self, batch: Batch, sequence: Sequence, end: int) -> bool:
+        """Give a sequence pages for `end` positions, from the last in order if need be; False if that was itself."""
+        missing = _pages_for(end, self.limits.page_size) - len(sequence.pages)
+        while missing > self.pool.available:
+            victim = self._running[-1]
+            self._preempt(batch, victim)
+            if victim is sequence:
+                return False
+        if missing > 0:
+            taken = self.pool.take(missing)
+            sequence.pages += taken
+            batch.fresh += taken
+        return True
+
+    def _preempt(self, batch: Batch, victim: Sequence) -> None:
+        assert len(self._running) > 1, "a sequence that fits the pool has nobody to yield to"
+        self._running.pop()
+        for place, item in enumerate(batch.items):
+            if item.sequence is victim:
+                self._left += item.count
+                del batch.items[place]
+                break
+        self._drop(victim)
+        victim.preemptions += 1
+        self.preemptions += 1
+        self._places += 1
+        insort(self._waiting, victim, key=_rank)
+        batch.preempted.append(victim)
+
+    # -- admission
+
+    def _admit(self, batch: Batch) -> None:
+        static = self.limits.batching == "static"
+        if static and not self._running:
+            self._places = self.limits.max_num_seqs
+        while self._left and self._waiting and len(self._running) < self.limits.max_num_seqs:
+            sequence = self._waiting[0]
+            if (static and not self._places) or not self._take_prefix(sequence):
+                break
+            del self._waiting[0]
+            self._places -= 1
+            insort(self._running, sequence, key=_rank)
+            self._schedule_chunk(batch, sequence)
+
+    def _take_prefix(self, sequence: Sequence) -> bool:
+        """Give a sequence the pages that the index has for it, if there is room for the rest as well.
+
+        One page for each running sequence is kept back, lest who is admitted now be preempted at once.
+        """
+        total = len(sequence.tokens)
+        if not self.limits.kv_cache and total > self._left:
+            return False
+        if self.pool.available == 0 or self._twin_ahead(sequence):
+            return False
+        found = self._find_prefix(sequence)
+        needed = _pages_for(total, self.limits.page_size) - len(found) + len(self._running)
+        if self.pool.available - self.pool.idle_among(found) < needed:
+            return False
+        self.pool.share(found)
+        sequence.pages = found
+        sequence.moves += 1
+        sequence.hashed = len(found)
+        sequence.computed = len(found) * self.limits.page_size
+        if sequence.preemptions == 0:
+            sequence.cached = sequence.computed
+            self.prefix_queries += total
+            self.prefix_hits += sequence.computed
+        return True
+
+    def _reuses(self, sequence: Sequence) -> bool:
+        return self._caching and not sequence.wants_prompt_logprobs
+
+    def _find_prefix(self, sequence: Sequence) -> list[int]:
+        if not self._reuses(sequence):
+            return []
+        # One token is left to compute, for without it there are no logits.
+        full = (len(sequence.tokens) - 1) // self.limits.page_size
+        self._extend_chain(sequence, full)
+        return self.pool.match(sequence.chain[:full], self._salt(sequence))
+
+    def _twin_ahead(self, sequence: Sequence) -> bool:
+        """Whether another choice of its request is still computing the pages that this one could share."""
+        if sequence.choice == 0 or not self._reuses(sequence):
+            return False
+        size = self.limits.page_size
+        full = (sequence.prompt_len - 1) // size * size
+        return any(s.request == sequence.request and s.computed < full for s in self._running)
+
+    def _refuse_misfit(self, sequence: Sequence) -> None:
+        prompt = sequence.prompt_len
+        if prompt == 0:
+            raise RequestError("The prompt is empty: it must have at least one token.", param="prompt")
+        scores = sequence.params.max_tokens == 0
+        fits = prompt <= self.limits.context and (scores or prompt < min(self.limits.max_model_len, sequence.max_len))
+        if not fits:
+            rest = "" if scores else ", and an answer needs room for at least one token more"
+            raise ContextTooLong(
+                f"This model's maximum context length is {self.limits.context} tokens here. The prompt has {prompt} "
+                f"tokens{rest}. Shorten the prompt, or serve with a larger max_model_len and KV cache.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    # -- after a step
+
+    def _accept(self, sequence: Sequence, item: Scheduled, new: list[int]) -> Finish | None:
+        """Append tokens up to the first that ends the sequence, and roll `computed` back over rejected drafts."""
+        if not item.sample:
+            done = sequence.computed == len(sequence.tokens)
+            return Finish("length") if done else None
+        assert new, "a sampling item yielded no token"
+        finish = None
+        for token in new:
+            sequence.tokens.append(token)
+            finish = sequence.ended_by(token)
+            if finish is not None:
+                break
+        sequence.computed = min(sequence.computed, len(sequence.tokens) - 1)
+        self._trim(sequence)
+        return finish
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Put the pages that have become full into the prefix index, each once."""
+        full = sequence.computed // self.limits.page_size
+        if self._caching:
+            self._extend_chain(sequence, full)
+            salt = self._salt(sequence)
+            pages = sequence.pages
+            for i in range(sequence.hashed, full):
+                key, ids = sequence.chain[i]
+                kept = self.pool.publish(pages[i], key, ids, pages[i - 1] if i else ROOT, salt)
+                if kept != pages[i]:
+                    pages[i] = kept
+                    sequence.moves += 1
+        sequence.hashed = full
+
+    def _extend_chain(self, sequence: Sequence, full: int) -> None:
+        chain = sequence.chain
+        salt = self._salt(sequence)
+        for i in range(len(chain), full):
+            ids = self._ids(sequence, i)
+            chain.append((self.pool.hasher(chain[-1][0] if chain else 0, ids, salt), ids))
+
+    def _ids(self, sequence: Sequence, page: int) -> bytes:
+        size = self.limits.page_size
+        return pack(sequence.tokens[page * size : (page + 1) * size])
+
+    def _salt(self, sequence: Sequence) -> Salt:
+        return (self.salt, sequence.salt)
+
+    def _trim(self, sequence: Sequence) -> None:
+        """Give back the pages beyond `computed`."""
+        held = _pages_for(sequence.computed, self.limits.page_size)
+        if held < len(sequence.pages):
+            self.pool.give(sequence.pages[held:])
+            del sequence.pages[held:]
+            sequence.moves += 1
+
+    def _drop(self, sequence: Sequence) -> None:
+        """Give back all pages: the sequence starts again."""
+        sequence.computed = sequence.hashed = 0
+        self._trim(sequence)
+
+    def _fail(self, sequence: Sequence, message: str) -> None:
+        """End a sequence whose numbers went wrong; what it computed itself must not be found by others."""
+        own = sequence.cached // self.limits.page_size
+        if own < len(sequence.pages):
+            self.pool.forget(sequence.pages[own])
+        self._end(sequence, Finish("error", message=message))
+
+    def _end(self, sequence: Sequence, finish: Finish) -> None:
+        sequence.finish = finish
+        del self._live[sequence.id]
+        line = self._running if _holds(self._running, sequence) else self._waiting
+        del line[bisect_left(line, sequence.rank, key=_rank)]
+        self.pool.give(sequence.pages)
+        sequence.pages = []
+        sequence.moves += 1
+
+
+def _holds(line: list[Sequence], sequence: Sequence) -> bool:
+    place = bisect_left(line, sequence.rank, key=_rank)
+    return place < len(line) and line[place] is sequence
+
+
+def _pages_for(tokens: int, size: int) -> int:
+    return -(-tokens // size)

@@ -1,0 +1,131 @@
+"""One choice of one request, as the scheduler sees it.
+
+Owes: the counters from which everything else follows (`tokens`, `computed`, `pages`) and the rule by which a token
+ends a sequence. Does not know: text, tensors, clocks, who else runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.core.sampling import SamplingParams
+
+Reason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a sequence ended.
+
+    stop: the id of `stop_token_ids` or the stop string that ended it; None for an end-of-text id, as in vLLM.
+    message: what went wrong, for "error".
+    """
+
+    reason: Reason
+    stop: int | str | None = None
+    message: str | None = None
+
+
+class Sequence:
+    """Tokens of one choice, and how far the model has come with them.
+
+    There is no phase: `computed` counts the tokens whose keys and values lie in `pages`, and a sequence whose tokens
+    are all computed but for the last step's rows yields logits. Prefix hits, chunks, preemption, drafts move `computed`.
+
+    id: unique in the engine. request, choice: whose, and which of its `n`. seed: u64, drawn by the caller if not given.
+    stop_ids: ids that end it: the model's (none with `ignore_eos`) and the caller's.
+    max_len: hard cap of len(tokens); never more than the prompt and `max_tokens`; the scheduler lowers it to what fits.
+    pages: page p holds positions 32p..32p+31. Entries change only together with `moves`, else the list just grows.
+    cached: prompt tokens found in the prefix cache at the first admission. salt: keeps tenants' pages apart.
+    priority: smaller first. wants_prompt_logprobs: needs every row's logits, so takes nothing from the prefix cache.
+    """
+
+    __slots__ = (
+        "cached",
+        "chain",
+        "choice",
+        "computed",
+        "finish",
+        "hashed",
+        "id",
+        "max_len",
+        "moves",
+        "pages",
+        "params",
+        "preemptions",
+        "priority",
+        "prompt_len",
+        "rank",
+        "request",
+        "salt",
+        "seed",
+        "stop_ids",
+        "tokens",
+        "wants_prompt_logprobs",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        request: str,
+        choice: int,
+        params: SamplingParams,
+        seed: int,
+        tokens: Iterable[int],
+        *,
+        stop_ids: Iterable[int] = (),
+        max_len: int | None = None,
+        salt: str = "",
+        priority: int = 0,
+        wants_prompt_logprobs: bool | None = None,
+    ) -> None:
+        self.id = id
+        self.request = request
+        self.choice = choice
+        self.params = params
+        self.seed = seed
+        self.tokens = list(tokens)
+        self.prompt_len = len(self.tokens)
+        self.stop_ids = frozenset(() if params.ignore_eos else stop_ids) | frozenset(params.stop_token_ids or ())
+        self.max_len = min(_cap(self.prompt_len, params.max_tokens), sys.maxsize if max_len is None else max_len)
+        self.salt = salt
+        self.priority = priority
+        asked = params.prompt_logprobs is not None
+        self.wants_prompt_logprobs = asked if wants_prompt_logprobs is None else wants_prompt_logprobs
+        self.computed = 0
+        self.pages: list[int] = []
+        self.moves = 0
+        self.cached = 0
+        self.preemptions = 0
+        self.finish: Finish | None = None
+        # The scheduler's own: place in line, hash chain of full pages, how many of them were offered to the index.
+        self.rank: tuple[int, int] = (priority, -1)
+        self.chain: list[tuple[int, bytes]] = []
+        self.hashed = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence(id={self.id}, request={self.request!r}, choice={self.choice}, "
+            f"computed={self.computed}/{len(self.tokens)}, pages={self.pages}, finish={self.finish})"
+        )
+
+    @property
+    def generated(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - self.prompt_len
+
+    def ended_by(self, token: int) -> Finish | None:
+        """The reason why `token`, just appended, is the last one; None if it is not.
+
+        A stop id among the first `min_tokens` does not count: the sampler masks it there as well.
+        """
+        if token in self.stop_ids and self.generated > self.params.min_tokens:
+            return Finish("stop", token if token in (self.params.stop_token_ids or ()) else None)
+        return Finish("length") if len(self.tokens) >= self.max_len else None
+
+
+def _cap(prompt: int, max_tokens: int | None) -> int:
+    return sys.maxsize if max_tokens is None else prompt + max_tokens

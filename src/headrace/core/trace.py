@@ -1,0 +1,82 @@
+"""What each step did, kept in a ring of bounded size.
+
+Owes: one record a step, as data that can be written as JSON. Does not know: clocks; times are handed in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from headrace.core.scheduler import Batch, Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step.
+
+    items: (sequence id, tokens computed) in batch order. decode_tokens: those at generated positions whose item starts
+    there; prefill_tokens: all others. Times in seconds. waiting, running, pages: as they are when it is recorded.
+    """
+
+    number: int
+    items: tuple[tuple[int, int], ...]
+    decode_tokens: int
+    prefill_tokens: int
+    schedule_s: float
+    run_s: float
+    commit_s: float
+    pages_used: int
+    pages_cached: int
+    preempted: tuple[int, ...]
+    waiting: int
+    running: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain lists, numbers and strings."""
+        return asdict(self)
+
+
+class StepTrace:
+    """The last `size` steps, oldest first."""
+
+    def __init__(self, size: int = 4096) -> None:
+        self._ring: deque[StepRecord] = deque(maxlen=size)
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return iter(self._ring)
+
+    def add(self, record: StepRecord) -> None:
+        """Keep a record; the oldest goes when the ring is full."""
+        self._ring.append(record)
+
+    def since(self, number: int) -> list[StepRecord]:
+        """Records of step `number` and later that are still kept."""
+        return [record for record in self._ring if record.number >= number]
+
+    def record(
+        self, batch: Batch, scheduler: Scheduler, *, schedule_s: float, run_s: float, commit_s: float
+    ) -> StepRecord:
+        """Add the record of a step that has been committed."""
+        decode = sum(item.count for item in batch.items if item.start >= item.sequence.prompt_len)
+        record = StepRecord(
+            number=batch.number,
+            items=tuple((item.sequence.id, item.count) for item in batch.items),
+            decode_tokens=decode,
+            prefill_tokens=sum(item.count for item in batch.items) - decode,
+            schedule_s=schedule_s,
+            run_s=run_s,
+            commit_s=commit_s,
+            pages_used=scheduler.pool.used,
+            pages_cached=scheduler.pool.cached,
+            preempted=tuple(sequence.id for sequence in batch.preempted),
+            waiting=scheduler.waiting,
+            running=scheduler.running,
+        )
+        self.add(record)
+        return record
