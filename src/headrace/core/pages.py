@@ -24,7 +24,7 @@ ROOT = -1
 
 
 def chain_hash(parent: int, ids: bytes, salt: Salt) -> int:
-    """Hash of a page in its chain. `bytes` and `str` hash with SipHash under a per-process key; a clash only costs a hit."""
+    """Hash of a page in its chain: SipHash under a key of the process, as Python does it. A clash only costs a hit."""
     return hash((parent, ids, salt))
 
 
@@ -97,7 +97,7 @@ class PagePool:
                 self._rest(page)
 
     def match(self, chain: list[tuple[int, bytes]], salt: Salt) -> list[int]:
-        """The pages that hold the longest known prefix of `chain`, its entries being (hash, ids). Takes no reference."""
+        """The pages with the longest known prefix of `chain`, a list of (hash, ids). Takes no reference."""
         found: list[int] = []
         parent = ROOT
         for key, ids in chain:

@@ -99,7 +99,7 @@ class SamplingParams:
             if self.min_tokens:
                 left -= set(self.stop_token_ids or ())
             if not left:
-                _refuse("allowed_token_ids", "leaves no token once bad words and, under min_tokens, stop ids are taken out")
+                _refuse("allowed_token_ids", "leaves no token beside bad words and, with min_tokens, stop ids")
 
 
 Rule = Callable[[str, object], None]

@@ -119,6 +119,7 @@ class Scheduler:
         self._open: Batch | None = None  # scheduled, not committed
         self._left = 0  # tokens left in the step that is being scheduled
         self._places = 0  # admissions left in a static batch
+        self._blocked = (-1, 0)  # who did not fit, and how many pages were available then
 
     @property
     def waiting(self) -> int:
@@ -193,7 +194,7 @@ class Scheduler:
                 ended.append(sequence)
                 continue
             sequence.computed = item.start + item.count
-            if item.sample and len(new) == 1:  # the usual case, in place
+            if item.sample and item.count == 1 and len(new) == 1:  # the usual case, in place
                 token = new[0]
                 tokens = sequence.tokens
                 tokens.append(token)
@@ -239,7 +240,7 @@ class Scheduler:
         assert len(set(sequence.pages)) == len(sequence.pages), "a page twice in a table"
         named = [self.pool.is_named(page, self._ids(sequence, i)) for i, page in enumerate(sequence.pages)]  # 3
         count = sum(named)
-        assert count * size <= sequence.computed and all(named[:count]), "an indexed page is not full or out of line"  # 3
+        assert count * size <= sequence.computed and all(named[:count]), "indexed pages lie wrong"  # 3
 
     # -- scheduling
 
@@ -318,7 +319,7 @@ class Scheduler:
     def _admit(self, batch: Batch) -> None:
         static = self.limits.batching == "static"
         if static and not self._running:
-            self._places = self.limits.max_num_seqs
+            self._places = min(self.limits.max_num_seqs, len(self._waiting))
         while self._left and self._waiting and len(self._running) < self.limits.max_num_seqs:
             sequence = self._waiting[0]
             if (static and not self._places) or not self._take_prefix(sequence):
@@ -336,12 +337,16 @@ class Scheduler:
         total = len(sequence.tokens)
         if not self.limits.kv_cache and total > self._left:
             return False
-        if self.pool.available == 0 or self._twin_ahead(sequence):
+        available = self.pool.available
+        blocked, before = self._blocked
+        if (sequence.id == blocked and available <= before) or self._twin_ahead(sequence):
             return False
         found = self._find_prefix(sequence)
         needed = _pages_for(total, self.limits.page_size) - len(found) + len(self._running)
-        if self.pool.available - self.pool.idle_among(found) < needed:
+        if available - self.pool.idle_among(found) < needed:
+            self._blocked = (sequence.id, available)
             return False
+        self._blocked = (-1, 0)
         self.pool.share(found)
         sequence.pages = found
         sequence.moves += 1
@@ -349,7 +354,7 @@ class Scheduler:
         sequence.computed = len(found) * self.limits.page_size
         if sequence.preemptions == 0:
             sequence.cached = sequence.computed
-            self.prefix_queries += total
+            self.prefix_queries += total * self._reuses(sequence)
             self.prefix_hits += sequence.computed
         return True
 

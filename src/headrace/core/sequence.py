@@ -33,7 +33,7 @@ class Sequence:
     """Tokens of one choice, and how far the model has come with them.
 
     There is no phase: `computed` counts the tokens whose keys and values lie in `pages`, and a sequence whose tokens
-    are all computed but for the last step's rows yields logits. Prefix hits, chunks, preemption, drafts move `computed`.
+    have all been given to a step yields logits there. Prefix hits, chunks, preemption and drafts move `computed`.
 
     id: unique in the engine. request, choice: whose, and which of its `n`. seed: u64, drawn by the caller if not given.
     stop_ids: ids that end it: the model's (none with `ignore_eos`) and the caller's.
