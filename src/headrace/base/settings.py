@@ -1,0 +1,102 @@
+"""Settings of an engine: one frozen record that library, command line and processes share. Names are vLLM's where it has them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from headrace.base.errors import SettingError
+
+PAGE = 32  # tokens of a KV page
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How a model is run.
+
+    model: a model reference (file, folder, ``org/name``, ``pypi:...``, catalogue name).
+    max_model_len: longest prompt and answer together, in tokens; None takes the model's own, capped at 8192 unless asked for more.
+    max_num_seqs: sequences that may run at once. max_num_batched_tokens: rows of one step (prompt chunks fill what decode leaves).
+    kv_cache_memory_bytes: size of the KV cache; None takes what `max_num_seqs` sequences of moderate length need, within free memory.
+    threads: of the native pool; 0 takes what the machine allows this process.
+    batching: "continuous", or "static" (a batch is filled, runs until all of it has ended, then the next) for comparison.
+    kv_cache: False recomputes the whole sequence at each step, for comparison.
+    backend: "cpu" or "reference" (numpy, slow: the specification). isa: "", "scalar", "avx2" or "avx512" ("" = best).
+    """
+
+    model: str = DEFAULT_MODEL
+    revision: str | None = None
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_logprobs: int = 20
+    enable_prefix_caching: bool = True
+    kv_cache_memory_bytes: int | None = None
+    threads: int = 0
+    batching: Literal["continuous", "static"] = "continuous"
+    kv_cache: bool = True
+    backend: Literal["cpu", "reference"] = "cpu"
+    isa: str = ""
+
+    def __post_init__(self) -> None:
+        for name, (ok, wanted) in _RULES.items():
+            value = getattr(self, name)
+            if not ok(value):
+                raise SettingError(f"{name} must be {wanted}, got {value!r}", param=name)
+
+    @classmethod
+    def of(cls, model: str | None = None, **settings: Any) -> EngineSettings:
+        """From keyword arguments; an unknown one is an error that names it and the nearest known."""
+        known = {f.name for f in fields(cls)}
+        for name in settings:
+            if name not in known:
+                raise SettingError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}", param=name)
+        return cls(**({"model": model} if model is not None else {}), **settings)
+
+
+def _whole(low: int, high: float = math.inf) -> Callable[[object], bool]:
+    return lambda v: isinstance(v, int) and not isinstance(v, bool) and low <= v <= high
+
+
+def _optional(rule: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda v: v is None or rule(v)
+
+
+def _text(v: object) -> bool:
+    return isinstance(v, str) and bool(v) and "\0" not in v
+
+
+def _flag(v: object) -> bool:
+    return isinstance(v, bool)
+
+
+_RULES: dict[str, tuple[Callable[[object], bool], str]] = {
+    "model": (_text, "a model reference"),
+    "revision": (_optional(_text), "a revision name"),
+    "tokenizer": (_optional(_text), "a path or reference"),
+    "chat_template": (_optional(_text), "a template or a path"),
+    "max_model_len": (_optional(_whole(1, 1 << 24)), "a number of tokens from 1 on"),
+    "max_num_seqs": (_whole(1, 4096), "from 1 to 4096"),
+    "max_num_batched_tokens": (_whole(1, 65536), "from 1 to 65536"),
+    "max_logprobs": (_whole(0, 1 << 20), "from 0 on"),
+    "enable_prefix_caching": (_flag, "true or false"),
+    "kv_cache_memory_bytes": (_optional(_whole(1)), "a number of bytes"),
+    "threads": (_whole(0, 1024), "from 0 (automatic) to 1024"),
+    "batching": (lambda v: v in ("continuous", "static"), "'continuous' or 'static'"),
+    "kv_cache": (_flag, "true or false"),
+    "backend": (lambda v: v in ("cpu", "reference"), "'cpu' or 'reference'"),
+    "isa": (lambda v: v in ("", "scalar", "avx2", "avx512"), "'scalar', 'avx2', 'avx512', or empty for the best"),
+}
+
+
+def cache_dir() -> Path:
+    """Where downloads are kept: ``HEADRACE_CACHE``, else ``~/.cache/headrace``."""
+    return Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace")
