@@ -16,6 +16,25 @@ namespace {
 
 constexpr int kTreeLanes = 16;
 
+// While it lives, denormal inputs and results count as zero, which is how bf16 dot instructions compute.
+#if defined(__x86_64__)
+struct FlushDenormals {
+    static constexpr unsigned kBits = 0x8040;  // FTZ, DAZ
+    unsigned before = __builtin_ia32_stmxcsr();
+    FlushDenormals() { if ((before & kBits) != kBits) __builtin_ia32_ldmxcsr(before | kBits); }
+    ~FlushDenormals() { if ((before & kBits) != kBits) __builtin_ia32_ldmxcsr(before); }
+};
+#elif defined(__aarch64__)
+struct FlushDenormals {
+    static constexpr uint64_t kBit = 1ull << 24;  // FPCR.FZ
+    uint64_t before;
+    FlushDenormals() { __asm__ volatile("mrs %0, fpcr" : "=r"(before)); __asm__ volatile("msr fpcr, %0" ::"r"(before | kBit)); }
+    ~FlushDenormals() { __asm__ volatile("msr fpcr, %0" ::"r"(before)); }
+};
+#else
+struct FlushDenormals { FlushDenormals() {} ~FlushDenormals() {} };
+#endif
+
 #if defined(HEADRACE_AVX512)
 
 struct VF { __m512 v; };    // 16 float32
@@ -74,6 +93,18 @@ template <int S> HR_INLINE VB with_bits(VB base, VB plane, uint8_t mask) {
 HR_INLINE VI dot4(VI acc, VB w, int32_t a4) { return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(a4))}; }
 // acc + sum over the 2 int16 of each lane; exact
 HR_INLINE VI dot2(VI acc, VB w, int32_t a2) { return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(w.v, _mm512_set1_epi32(a2)))}; }
+// as dot4, for weights of at most 6 bits
+HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) { return dot4(acc, w, a4); }
+// 32 unsigned bytes as int16
+HR_INLINE VB widen_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
+HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) { return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)}; }  // a < b ? yes : no, lane by lane
+HR_INLINE VI select_nan(VF a, VI yes, VI no) { return {_mm512_mask_blend_epi32(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), no.v, yes.v)}; }
+HR_INLINE void store_s8(int8_t* p, VI a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }      // low bytes
+HR_INLINE void store_u16(uint16_t* p, VI a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }  // low halves
+HR_INLINE int32_t sum_ints(VI a) { return _mm512_reduce_add_epi32(a.v); }
+HR_INLINE float largest(VF a) { return _mm512_reduce_max_ps(a.v); }  // of lanes without NaN
+// acc + pairs of bf16 products, the second of each pair first, each a fused multiply-add; exact only while denormals are flushed
+HR_INLINE VF dot_pairs(VF acc, VB w, uint32_t a2) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)_mm512_set1_epi32((int32_t)a2))}; }
 HR_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 
 #elif defined(HEADRACE_AVX2)
@@ -145,6 +176,41 @@ HR_INLINE VI dot2(VI acc, VB w, int32_t a2) {
     __m256i a = _mm256_set1_epi32(a2);
     return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(w.a, a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(w.b, a))};
 }
+HR_INLINE __m256i dot4_six_half(__m256i acc, __m256i w, __m256i a) { return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1))); }
+HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) { __m256i a = _mm256_set1_epi32(a4); return {dot4_six_half(acc.a, w.a, a), dot4_six_half(acc.b, w.b, a)}; }
+HR_INLINE VB widen_u8(const uint8_t* p) { return {_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p + 1))}; }
+HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) {
+    return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
+}
+HR_INLINE VI select_nan(VF a, VI yes, VI no) {
+    VF y = from_bits(yes), n = from_bits(no);
+    return bits(VF{_mm256_blendv_ps(n.a, y.a, _mm256_cmp_ps(a.a, a.a, _CMP_UNORD_Q)), _mm256_blendv_ps(n.b, y.b, _mm256_cmp_ps(a.b, a.b, _CMP_UNORD_Q))});
+}
+HR_INLINE __m256i low_halves(VI x) {
+    VI m = x & seti(0xffff);
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(m.a, m.b), 0xD8);
+}
+HR_INLINE void store_u16(uint16_t* p, VI x) { _mm256_storeu_si256((__m256i*)p, low_halves(x)); }
+HR_INLINE void store_s8(int8_t* p, VI x) {
+    __m256i h = low_halves(x & seti(0xff));
+    _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+HR_INLINE int32_t sum_ints(VI x) {
+    __m256i t = _mm256_add_epi32(x.a, x.b);
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
+    return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
+}
+HR_INLINE float largest(VF x) {
+    __m256 t = _mm256_max_ps(x.a, x.b);
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
+}
+HR_INLINE VF dot_pairs(VF acc, VB w, uint32_t a2) {
+    VF a = from_bits(seti((int32_t)(a2 << 16))), b = from_bits(seti((int32_t)(a2 & 0xffff0000u)));
+    return fma(pair_first(w), a, fma(pair_second(w), b, acc));
+}
 HR_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 #undef HR_BOTH
 
@@ -157,7 +223,7 @@ struct VB { uint8_t v[64]; };
 #define HR_EACH(T, expr) T r; for (int i = 0; i < 16; i++) r.v[i] = (expr); return r
 HR_INLINE float half_to_float(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, e = (h >> 10) & 31, m = h & 1023, u;
-    if (e == 31) u = sign | 0x7f800000u | (m << 13);
+    if (e == 31) u = sign | 0x7f800000u | (m << 13) | (m ? 0x400000u : 0);  // NaN comes out quiet, as from the instruction
     else if (e) u = sign | ((e + 112) << 23) | (m << 13);
     else { float f = (float)m * 0x1p-24f; memcpy(&u, &f, 4); u |= sign; }
     float f; memcpy(&f, &u, 4); return f;
@@ -219,6 +285,27 @@ HR_INLINE VI dot2(VI acc, VB w, int32_t a2) {
     for (int i = 0; i < 16; i++) acc.v[i] += b[2 * i] * a[0] + b[2 * i + 1] * a[1];
     return acc;
 }
+HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) { return dot4(acc, w, a4); }
+HR_INLINE VB widen_u8(const uint8_t* p) {
+    int16_t t[32];
+    for (int i = 0; i < 32; i++) t[i] = p[i];
+    return load_bytes(t);
+}
+HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) { HR_EACH(VF, a.v[i] < b.v[i] ? yes.v[i] : no.v[i]); }
+HR_INLINE VI select_nan(VF a, VI yes, VI no) { HR_EACH(VI, a.v[i] != a.v[i] ? yes.v[i] : no.v[i]); }
+HR_INLINE void store_s8(int8_t* p, VI a) { for (int i = 0; i < 16; i++) p[i] = (int8_t)(uint8_t)a.v[i]; }
+HR_INLINE void store_u16(uint16_t* p, VI a) { for (int i = 0; i < 16; i++) p[i] = (uint16_t)a.v[i]; }
+HR_INLINE int32_t sum_ints(VI a) {
+    int32_t s = 0;
+    for (int i = 0; i < 16; i++) s += a.v[i];
+    return s;
+}
+HR_INLINE float largest(VF a) {
+    float m = a.v[0];
+    for (int i = 1; i < 16; i++) m = m > a.v[i] ? m : a.v[i];
+    return m;
+}
+HR_INLINE VF dot_pairs(VF acc, VB w, uint32_t a2) { return fma(pair_first(w), set1(float_of(a2 << 16)), fma(pair_second(w), set1(float_of(a2 & 0xffff0000u)), acc)); }
 HR_INLINE void prefetch(const void*) {}
 #undef HR_EACH
 
@@ -251,7 +338,7 @@ HR_INLINE void store_some(float* p, VF a, int n) {
     for (int i = 0; i < n; i++) p[i] = t[i];
 }
 
-// exp(x): 0 below -87.3, +inf above 88.7; NaN stays. Cody-Waite reduction, degree-6 polynomial, all in explicit fma.
+// exp(x): exactly 0 below -87.33654 (so a masked score weighs nothing), +inf above 88.72283; NaN stays. Cody-Waite reduction, degree-6 polynomial, all in explicit fma.
 HR_INLINE VF exp(VF x) {
     VF c = min(set1(88.72283f), max(set1(-87.33654f), x));  // max/min give their second operand when one is NaN
     VI n = round_int(c * set1(1.44269504f));
@@ -267,7 +354,8 @@ HR_INLINE VF exp(VF x) {
     p = fma(p, r, set1(1.0f));
     VI half = sar<1>(n);  // 2^n in two factors, so that neither overflows
     VF a = from_bits(shl<23>(half + seti(127))), b = from_bits(shl<23>(n - half + seti(127)));
-    return p * a * b;
+    VF y = select_less(x, set1(-87.33654f), zero(), p * a * b);
+    return select_less(set1(88.72283f), x, set1(__builtin_inff()), y);
 }
 
 }  // namespace
