@@ -258,7 +258,7 @@ class Scheduler:
             if end - start != 1:
                 others.append(sequence)
                 continue
-            if start == len(sequence.pages) * size and not self._grow(batch, sequence, end):
+            if start % size == 0 and not self._grow(batch, sequence, end):
                 break
             items.append(Scheduled(sequence, start, 1, end < sequence.max_len))
             left -= 1

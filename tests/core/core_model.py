@@ -1,0 +1,131 @@
+"""A model of a dozen lines whose memory lies in pages, so that a wrong page shows in the tokens.
+
+Position p leaves a number in its page: a checksum of the token and of the number that the page table holds for p - 1.
+The next token is a function of all those numbers, read through the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import count
+from zlib import crc32
+
+from headrace.core.sampling import SamplingParams
+from headrace.core.scheduler import Batch, Limits, Outcome, Scheduled, Scheduler
+from headrace.core.sequence import Sequence
+
+VOCAB = 40
+_ids = count()
+
+
+def step(before: int, token: int) -> int:
+    return crc32(token.to_bytes(4, "little"), before)
+
+
+def draw(numbers: Iterable[int], seed: int) -> int:
+    return crc32(b"".join(n.to_bytes(4, "little") for n in numbers), seed) % VOCAB
+
+
+def answer(prompt: list[int], seed: int, length: int, stops: frozenset[int] = frozenset()) -> list[int]:
+    """What the model says by itself, no scheduler involved."""
+    numbers: list[int] = []
+    for token in prompt:
+        numbers.append(step(numbers[-1] if numbers else 1, token))
+    tokens: list[int] = []
+    while len(tokens) < length:
+        tokens.append(draw(numbers, seed))
+        numbers.append(step(numbers[-1], tokens[-1]))
+        if tokens[-1] in stops:
+            break
+    return tokens
+
+
+class PagedModel:
+    """Runs batches; `burst` says how many tokens a sampling item yields at once."""
+
+    def __init__(self, limits: Limits, burst: Callable[[], int] = lambda: 1) -> None:
+        self.size = limits.page_size
+        self.memory: list[list[int | None]] = [[None] * self.size for _ in range(limits.pages)]
+        self.burst = burst
+
+    def run(self, batch: Batch) -> Outcome:
+        for page in batch.fresh:
+            self.memory[page] = [None] * self.size
+        return Outcome([self._item(item) for item in batch.items])
+
+    def _item(self, item: Scheduled) -> list[int]:
+        s = item.sequence
+        for p in range(item.start, item.start + item.count):
+            before = self._at(s, p - 1) if p else 1
+            page = self.memory[s.pages[p // self.size]]
+            assert p % self.size or page == [None] * self.size, "a page was taken and not named as fresh"
+            page[p % self.size] = step(before, s.tokens[p])
+        if not item.sample:
+            return []
+        numbers = [self._at(s, p) for p in range(item.start + item.count)]
+        new: list[int] = []
+        for _ in range(self.burst()):
+            new.append(draw(numbers, s.seed))
+            numbers.append(step(numbers[-1], new[-1]))
+        return new
+
+    def _at(self, s: Sequence, position: int) -> int:
+        number = self.memory[s.pages[position // self.size]][position % self.size]
+        assert number is not None, f"position {position} of {s} was never computed"
+        return number
+
+
+def ask(prompt: Iterable[int], max_tokens: int | None = 4, *, request: str = "", choice: int = 0, seed: int = 0,
+        stop_ids: Iterable[int] = (), salt: str = "", priority: int = 0, max_len: int | None = None,
+        **params: object) -> Sequence:  # fmt: skip
+    """A sequence of a fresh id."""
+    number = next(_ids)
+    asked = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
+    return Sequence(number, request or f"r{number}", choice, asked, seed, prompt, stop_ids=stop_ids, salt=salt,
+                    priority=priority, max_len=max_len)  # fmt: skip
+
+
+def small(pages: int = 8, **changes: object) -> Limits:
+    """Limits with pages of 4 tokens."""
+    values: dict[str, object] = {
+        "max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64, "pages": pages, "page_size": 4,
+    }  # fmt: skip
+    return Limits(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def turn(scheduler: Scheduler, model: PagedModel) -> list[Sequence]:
+    """One step with all checks; the sequences that ended."""
+    batch = scheduler.schedule()
+    scheduler.check()
+    assert batch is not None, "work but no batch"
+    check_batch(scheduler.limits, batch)
+    ended = scheduler.commit(batch, model.run(batch))
+    scheduler.check()
+    return ended
+
+
+def check_batch(limits: Limits, batch: Batch) -> None:
+    assert 1 <= sum(i.count for i in batch.items) <= limits.max_num_batched_tokens
+    assert len({i.sequence.id for i in batch.items}) == len(batch.items)
+    assert not {i.sequence.id for i in batch.items} & {s.id for s in batch.preempted}
+    for item in batch.items:
+        assert item.count >= 1 and item.start == item.sequence.computed
+        whole = item.start + item.count == len(item.sequence.tokens)
+        assert item.sample == (whole and item.sequence.params.max_tokens != 0)
+
+
+def drain(scheduler: Scheduler, model: PagedModel, steps: int = 20_000) -> list[Sequence]:
+    """Run until nothing is left; the sequences in the order in which they ended."""
+    ended: list[Sequence] = []
+    while scheduler.has_work:
+        assert steps > 0, "no end in sight"
+        steps -= 1
+        ended += turn(scheduler, model)
+    assert scheduler.schedule() is None
+    assert scheduler.pool.used == 0 and scheduler.pool.available == scheduler.limits.pages
+    assert scheduler.waiting == scheduler.running == 0
+    return ended
+
+
+def said(sequence: Sequence) -> list[int]:
+    return sequence.tokens[sequence.prompt_len :]

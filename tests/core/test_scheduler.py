@@ -1,0 +1,405 @@
+"""What the scheduler does with one or a few requests; entries of the fault collection replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core_model import PagedModel, answer, ask, drain, said, small, turn
+
+from headrace.base.errors import ContextTooLong, RequestError, SettingError
+from headrace.core.scheduler import Limits, Outcome, Scheduler
+from headrace.core.sequence import Finish, Sequence
+
+
+def made(limits: Limits, *sequences: Sequence) -> tuple[Scheduler, PagedModel]:
+    scheduler = Scheduler(limits)
+    for s in sequences:
+        scheduler.add(s)
+    return scheduler, PagedModel(limits)
+
+
+# -- chunks, order, modes
+
+
+def test_decode_comes_before_prompt_chunks() -> None:
+    a, b = ask([1] * 6, 8), ask([2] * 20, 2)
+    scheduler, model = made(small(pages=16, max_num_batched_tokens=8), a, b)
+    seen = []
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        assert batch is not None
+        seen.append([(i.sequence.id - a.id, i.start, i.count, i.sample) for i in batch.items])
+        scheduler.commit(batch, model.run(batch))
+    assert seen[:4] == [
+        [(0, 0, 6, True), (1, 0, 2, False)],
+        [(0, 6, 1, True), (1, 2, 7, False)],
+        [(0, 7, 1, True), (1, 9, 7, False)],
+        [(0, 8, 1, True), (1, 16, 4, True)],
+    ]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 31, 32, 33])
+def test_chunks_may_be_cut_anywhere(budget: int) -> None:
+    s = ask(range(33), 5)
+    scheduler, model = made(Limits(4, budget, 64, 4), s)
+    drain(scheduler, model)
+    assert said(s) == answer(list(range(33)), 0, 5)
+
+
+def test_smaller_priority_first_then_arrival() -> None:
+    late, early, urgent = ask([1] * 4, 1, priority=1), ask([2] * 4, 1, priority=1), ask([3] * 4, 1, priority=0)
+    scheduler, model = made(small(max_num_seqs=1), late, early, urgent)
+    assert drain(scheduler, model) == [urgent, late, early]
+
+
+def test_static_batching_lets_nobody_in_until_all_have_ended() -> None:
+    limits = small(pages=32, max_num_seqs=2, batching="static")
+    sequences = [ask([i], 2 + 3 * (i == 0)) for i in range(5)]
+    scheduler, model = made(limits, *sequences[:4])
+    together = []
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        assert batch is not None
+        together.append([sequences.index(i.sequence) for i in batch.items])
+        scheduler.commit(batch, model.run(batch))
+        if len(together) == 1:
+            scheduler.add(sequences[4])
+    assert together == [[0, 1], [0, 1], [0], [0], [0], [2, 3], [2, 3], [4], [4]]
+
+
+def test_without_a_cache_each_step_starts_at_zero() -> None:
+    limits = small(pages=16, max_num_batched_tokens=64, kv_cache=False)
+    a, b = ask([1] * 5, 3), ask([1] * 5, 3)
+    scheduler, model = made(limits, a, b)
+    starts = []
+    while scheduler.has_work:
+        batch = scheduler.schedule()
+        assert batch is not None and len(batch.fresh) == scheduler.pool.used
+        starts += [(i.start, i.count) for i in batch.items]
+        scheduler.commit(batch, model.run(batch))
+        assert scheduler.pool.used == scheduler.pool.cached == 0
+    assert starts == [(0, 5), (0, 5), (0, 6), (0, 6), (0, 7), (0, 7)]
+    assert said(a) == said(b) == answer([1] * 5, 0, 3) and a.cached == b.cached == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("pages", {"pages": 0}),
+        ("max_num_seqs", {"max_num_seqs": 0}),
+        ("batching", {"batching": "other"}),
+        ("max_num_batched_tokens", {"kv_cache": False}),
+    ],
+)
+def test_limits_that_cannot_work(name: str, changes: dict[str, object]) -> None:
+    with pytest.raises(SettingError) as caught:
+        small(**changes)  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
+# -- prefix cache
+
+
+def test_prefix_hits_are_whole_pages_and_the_last_token_is_computed() -> None:
+    limits = small(pages=16)
+    for length, cached in ((3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8)):
+        prompt = list(range(length))
+        cold, warm = ask(prompt), ask(prompt)
+        scheduler, model = made(limits, cold)
+        drain(scheduler, model)
+        scheduler.add(warm)
+        batch = scheduler.schedule()
+        assert batch is not None
+        assert [(i.start, i.count, i.sample) for i in batch.items] == [(cached, length - cached, True)]
+        scheduler.commit(batch, model.run(batch))
+        drain(scheduler, model)
+        assert (cold.cached, warm.cached, said(warm)) == (0, cached, said(cold))
+        assert (scheduler.prefix_hits, scheduler.prefix_queries) == (cached, 2 * length)
+
+
+def test_generated_pages_are_found_too() -> None:
+    first = ask([1] * 6, 11)
+    scheduler, model = made(small(pages=16), first)
+    drain(scheduler, model)
+    follow_up = ask([*first.tokens, 3], 2)
+    scheduler.add(follow_up)
+    drain(scheduler, model)
+    assert follow_up.cached == 16 and said(follow_up) == answer([*first.tokens, 3], 0, 2)
+
+
+def test_a_cold_pair_shares_pages_from_its_first_step_on() -> None:
+    prompt = [7] * 9
+    a, b = ask(prompt, 8), ask(prompt, 8, seed=1)
+    scheduler, model = made(small(pages=16, max_num_batched_tokens=32), a, b)
+    moves = b.moves
+    turn(scheduler, model)
+    assert a.pages[:2] == b.pages[:2] and a.pages[2] != b.pages[2] and b.moves > moves
+    drain(scheduler, model)
+    assert said(b) == answer(prompt, 1, 8)
+
+
+def test_further_choices_wait_for_the_prompt_of_the_first() -> None:
+    prompt = list(range(10))
+    choices = [ask(prompt, 3, request="r", choice=i, seed=i) for i in range(3)]
+    scheduler, model = made(small(pages=16, max_num_batched_tokens=32), *choices)
+    drain(scheduler, model)
+    assert [c.cached for c in choices] == [0, 8, 8]
+    assert [said(c) for c in choices] == [answer(prompt, i, 3) for i in range(3)]
+
+
+def test_prefix_caching_off() -> None:
+    a, b = ask([1] * 9), ask([1] * 9)
+    scheduler, model = made(small(max_num_seqs=1, prefix_caching=False), a, b)
+    drain(scheduler, model)
+    assert a.cached == b.cached == 0 and said(a) == said(b) and scheduler.pool.free == 8
+
+
+def test_salts_keep_tenants_apart() -> None:
+    """Faults entry 28."""
+    same = [ask([1] * 9, salt=salt) for salt in ("X", "", "X", "Y")]
+    scheduler, model = made(small(pages=32, max_num_seqs=1), *same)
+    drain(scheduler, model)
+    assert [s.cached for s in same] == [0, 0, 8, 0]
+
+
+def test_a_constant_hash_changes_no_answer() -> None:
+    """Faults entry 28."""
+    limits = small(pages=16, max_num_seqs=2)
+    scheduler, model = Scheduler(limits, hasher=lambda *_: 1), PagedModel(limits)
+    sequences = [ask([i % 3] * 9, seed=i) for i in range(7)]
+    for s in sequences:
+        scheduler.add(s)
+    drain(scheduler, model)
+    assert [said(s) for s in sequences] == [answer([i % 3] * 9, i, 4) for i in range(7)]
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 9])
+def test_prompt_logprobs_take_nothing_from_the_cache(length: int) -> None:
+    """Faults entry 20: every row's logits are needed, each time, in any order."""
+    prompt = [1] * length
+    scheduler, model = made(small(pages=16), ask(prompt))
+    drain(scheduler, model)
+    for _ in range(2):
+        s = ask(prompt, 1, prompt_logprobs=1)
+        scheduler.add(s)
+        batch = scheduler.schedule()
+        assert batch is not None
+        assert [(i.start, i.count) for i in batch.items] == [(0, length)] and s.cached == 0
+        scheduler.commit(batch, model.run(batch))
+    after = ask(prompt)
+    scheduler.add(after)
+    drain(scheduler, model)
+    assert after.cached == (length - 1) // 4 * 4
+
+
+# -- ends
+
+
+def ended(limits: Limits, s: Sequence, force: Callable[[int], int] = lambda i: i) -> Finish:
+    """Run a sequence whose i-th token is `force(i)`."""
+    scheduler, _ = made(limits, s)
+    while (batch := scheduler.schedule()) is not None:
+        scheduler.commit(batch, Outcome([[force(s.generated)] if i.sample else [] for i in batch.items]))
+        scheduler.check()
+    assert s.finish is not None
+    return s.finish
+
+
+def test_stop_ids() -> None:
+    s = ask([1], 10, stop_ids=[3], stop_token_ids=[5])
+    assert ended(small(), s) == Finish("stop") and said(s) == [0, 1, 2, 3]
+    s = ask([1], 10, stop_ids=[7], stop_token_ids=[5])
+    assert ended(small(), s) == Finish("stop", 5) and said(s) == [0, 1, 2, 3, 4, 5]
+
+
+def test_ignore_eos_ignores_the_models_ids_only() -> None:
+    s = ask([1], 10, stop_ids=[3], stop_token_ids=[5], ignore_eos=True)
+    assert ended(small(), s) == Finish("stop", 5)
+    assert ended(small(), ask([1], 10, stop_ids=[3], ignore_eos=True)) == Finish("length")
+
+
+def test_min_tokens() -> None:
+    s = ask([1], 10, stop_ids=[7], min_tokens=4)
+    assert ended(small(), s, lambda _: 7) == Finish("stop") and len(said(s)) == 5
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 10])
+def test_max_tokens(max_tokens: int) -> None:
+    s = ask([1, 2], max_tokens)
+    assert ended(small(), s) == Finish("length") and s.generated == max_tokens
+
+
+def test_a_stop_id_as_the_last_token_is_a_stop() -> None:
+    assert ended(small(), ask([1], 4, stop_ids=[3])) == Finish("stop")
+
+
+@pytest.mark.parametrize("length", [1, 7, 16])
+def test_scoring_yields_no_token(length: int) -> None:
+    """Faults entry 19: max_tokens 0, with a prompt of one token, of many, of the whole context."""
+    limits = small(max_model_len=16, max_num_batched_tokens=5)
+    s = ask([1] * length, 0, prompt_logprobs=1)
+    rows = 0
+    scheduler, model = made(limits, s)
+    while (batch := scheduler.schedule()) is not None:
+        assert not batch.items[0].sample
+        rows += batch.items[0].count
+        scheduler.commit(batch, model.run(batch))
+    assert rows == length and s.finish == Finish("length") and said(s) == []
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "drawn"),
+    [
+        *[(15, 0, 0), (15, 1, 1), (15, None, 1), (15, 5, 1), (16, 0, 0), (14, 10**18, 2)],
+        *[(16, 1, None), (16, None, None), (17, 0, None), (17, 1, None), (17, None, None)],
+    ],
+)
+def test_the_edge_of_the_context(length: int, max_tokens: int | None, drawn: int | None) -> None:
+    """Faults entries 22 and 31: what fits runs to the last place, what does not is refused with the numbers."""
+    limits = small(max_model_len=16, pages=9)
+    s = ask([1] * length, max_tokens, max_len=16)
+    if drawn is None:
+        with pytest.raises(ContextTooLong, match="maximum context length is 16") as caught:
+            Scheduler(limits).add(s)
+        assert str(length) in str(caught.value) and caught.value.code == "context_length_exceeded"
+    else:
+        assert ended(limits, s) == Finish("length") and s.generated == drawn
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    scheduler = Scheduler(small())
+    with pytest.raises(RequestError, match="empty"):
+        scheduler.add(ask([]))
+    assert not scheduler.has_work
+
+
+def test_a_prompt_that_the_pool_cannot_hold_is_refused_and_the_next_runs() -> None:
+    """Faults entry 23: 12 pages of 16, context 256, 193 ids."""
+    limits = Limits(4, 512, 256, 12, page_size=16)
+    scheduler, model = Scheduler(limits), PagedModel(limits)
+    with pytest.raises(ContextTooLong, match="192 tokens here"):
+        scheduler.add(ask([1] * 193))
+    for prompt in ([1] * 192, [2] * 5):
+        s = ask(prompt)
+        scheduler.add(s)
+        drain(scheduler, model)
+        assert said(s) == answer(prompt, 0, 4)[: len(said(s))] and said(s)
+
+
+def test_a_lone_sequence_that_fills_the_pool_ends_with_length() -> None:
+    """Faults entry 23: the last token drawn needs no page, so there is one more than the pool holds."""
+    s = ask([1] * 10, 100)
+    scheduler, model = made(small(pages=4), s)
+    drain(scheduler, model)
+    assert s.finish == Finish("length") and len(s.tokens) == 17 and s.preemptions == 0
+
+
+def test_filling_the_pool_ends_at_the_same_token_in_company() -> None:
+    sequences = [ask([i] * 5, 100, request="r", choice=i, seed=i) for i in range(4)]
+    scheduler, model = made(small(pages=4), *sequences)
+    drain(scheduler, model)
+    assert [said(s) for s in sequences] == [answer([i] * 5, i, 12) for i in range(4)]
+
+
+def test_a_prefix_pinned_by_another_is_not_counted_as_room() -> None:
+    """Faults entry 23, last variant."""
+    first = ask([1] * 16, 8)
+    scheduler, model = made(small(pages=6, max_num_batched_tokens=64), first)
+    turn(scheduler, model)
+    second = ask([1] * 16 + [2] * 8, 1)
+    scheduler.add(second)
+    drain(scheduler, model)
+    assert said(first) == answer([1] * 16, 0, 8) and said(second) == answer([1] * 16 + [2] * 8, 0, 1)
+
+
+# -- aborts and errors
+
+
+def test_abort_anywhere_gives_everything_back() -> None:
+    """Faults entry 25: waiting, first chunk, running, preempted, scheduled, twice, after the end."""
+    limits = small(pages=10, max_num_seqs=3)
+    for abort_at in range(25):
+        scheduler, model = Scheduler(limits), PagedModel(limits)
+        crowd = [ask([i % 5] * 12, 10, seed=i) for i in range(12)]
+        for s in crowd:
+            scheduler.add(s)
+        for _ in range(abort_at):
+            turn(scheduler, model)
+        batch = scheduler.schedule() if abort_at % 2 else None
+        for s in crowd:
+            assert scheduler.abort(s.id) == (s.finish is None or s.finish.reason == "abort")
+            assert not scheduler.abort(s.id)
+            scheduler.check()
+        if batch is not None:
+            assert scheduler.commit(batch, Outcome([[1]] * len(batch.items))) == []
+        assert scheduler.waiting == scheduler.running == scheduler.pool.used == 0
+        assert scheduler.pool.available == 10 and all(s.pages == [] for s in crowd)
+        last = ask([4] * 12, 3)
+        scheduler.add(last)
+        drain(scheduler, model)
+        assert said(last) == answer([4] * 12, 0, 3)
+
+
+def test_abort_of_a_preempted_sequence() -> None:
+    sequences = [ask([i] * 9, 20, seed=i) for i in range(4)]
+    scheduler, model = made(small(pages=9), *sequences)
+    while not (gone := [s for s in sequences if s.preemptions and not s.pages]):
+        turn(scheduler, model)
+    assert scheduler.abort(gone[0].id) and gone[0].finish == Finish("abort")
+    drain(scheduler, model)
+    kept = [i for i, s in enumerate(sequences) if s is not gone[0]]
+    assert [said(sequences[i]) for i in kept] == [answer([i] * 9, i, 20) for i in kept]
+
+
+def test_a_stop_string_found_outside_ends_a_sequence() -> None:
+    s = ask([1] * 3, 50)
+    scheduler, model = made(small(), s)
+    turn(scheduler, model)
+    assert scheduler.finish(s.id, Finish("stop", "END")) and not scheduler.finish(s.id, Finish("abort"))
+    assert s.finish == Finish("stop", "END") and not scheduler.has_work and scheduler.schedule() is None
+
+
+def test_an_error_ends_one_sequence_and_its_pages_are_not_found() -> None:
+    """Faults entry 56: NaN in one request; the neighbour is untouched; the prefix cache stays clean."""
+    limits = small(pages=32, max_num_batched_tokens=8, max_num_seqs=2)
+    good, bad = ask([1] * 9, 6, seed=3), ask([1] * 4 + [2] * 13, 6)
+    scheduler, model = made(limits, ask([1] * 5, 1))
+    drain(scheduler, model)  # the page [1]*4 is known
+    scheduler.add(good)
+    scheduler.add(bad)
+    while bad.finish is None:
+        batch = scheduler.schedule()
+        assert batch is not None
+        outcome = model.run(batch)
+        if any(i.sequence is bad and i.sample for i in batch.items):
+            assert bad.computed >= 8, "full pages of its own are in the index by now"
+            outcome.errors[bad.id] = "logits are not finite"
+        scheduler.commit(batch, outcome)
+        scheduler.check()
+    assert bad.finish == Finish("error", message="logits are not finite") and said(bad) == []
+    drain(scheduler, model)
+    assert said(good) == answer([1] * 9, 3, 6)
+    again = ask([1] * 4 + [2] * 13, 2)
+    scheduler.add(again)
+    drain(scheduler, model)
+    assert again.cached == 4, "only what others had computed"
+
+
+def test_a_failed_step_leaves_everybody_where_they_were() -> None:
+    sequences = [ask([i] * 7, 6, seed=i) for i in range(3)]
+    scheduler, model = made(small(pages=12, max_num_batched_tokens=5), *sequences)
+    for turns in range(40):
+        if not scheduler.has_work:
+            break
+        before = [(s.computed, list(s.tokens)) for s in sequences]
+        batch = scheduler.schedule()
+        assert batch is not None
+        if turns % 2:
+            if turns % 4 == 1:
+                scheduler.undo(batch)  # else the next schedule() does
+                scheduler.check()
+            assert [(s.computed, s.tokens) for s in sequences] == before
+        else:
+            scheduler.commit(batch, model.run(batch))
+    assert [said(s) for s in sequences] == [answer([i] * 7, i, 6) for i in range(3)]
