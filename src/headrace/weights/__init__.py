@@ -2,5 +2,6 @@
 
 from headrace.weights.checkpoint import Checkpoint, Tensor
 from headrace.weights.opening import open_checkpoint
+from headrace.weights.references import pull, resolve
 
-__all__ = ["Checkpoint", "Tensor", "open_checkpoint"]
+__all__ = ["Checkpoint", "Tensor", "open_checkpoint", "pull", "resolve"]

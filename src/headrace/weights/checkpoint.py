@@ -84,7 +84,7 @@ class Checkpoint:
         return digest.hexdigest()
 
     def release(self, tensor: Tensor) -> None:
-        """Drop the tensor's pages from memory once it has been repacked; its view stays valid and reads the file anew."""
+        """Drop the tensor's pages from memory once it has been repacked; its view stays valid and reads the file."""
         for file, _ in self._files:
             if file.contains(tensor.data):
                 file.release(tensor.data)

@@ -4,7 +4,8 @@ Owes: metadata and tensor views of versions 2 and 3, little-endian, whole or spl
 what a key or a tensor means.
 
 Layout (ggml-org/ggml, docs/gguf.md): magic, version, counts; key-value pairs; tensor descriptions; padding to the
-alignment; tensor data at offsets that count from there. A file of a split set is itself a GGUF file with some of the tensors.
+alignment; tensor data at offsets that count from there. A file of a split set is itself a GGUF file, with some of the
+tensors.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Owes: the same checks as for GGUF, and tensor views. The index decides: a tensor that it does not name is left out, a
 tensor that it names must be where it says. Does not know what a tensor means.
 
-Layout (huggingface/safetensors, README, "Format"): the length of the header as uint64, the header as JSON (name -> dtype,
-shape, data_offsets), then the data, which the tensors cover without gap or overlap.
+Layout (huggingface/safetensors, README, "Format"): the length of the header as uint64, the header as JSON (name ->
+dtype, shape, data_offsets), then the data, which the tensors cover without gap or overlap.
 """
 
 from __future__ import annotations
