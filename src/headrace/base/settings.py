@@ -1,4 +1,4 @@
-"""Settings of an engine: one frozen record that library, command line and processes share. Names are vLLM's where it has them."""
+"""Settings of an engine: one frozen record that library, command line and processes share. Names are vLLM's."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ class EngineSettings:
     """How a model is run.
 
     model: a model reference (file, folder, ``org/name``, ``pypi:...``, catalogue name).
-    max_model_len: longest prompt and answer together, in tokens; None takes the model's own, capped at 8192 unless asked for more.
-    max_num_seqs: sequences that may run at once. max_num_batched_tokens: rows of one step (prompt chunks fill what decode leaves).
-    kv_cache_memory_bytes: size of the KV cache; None takes what `max_num_seqs` sequences of moderate length need, within free memory.
+    max_model_len: longest prompt and answer together, in tokens; None takes the model's own, at most 8192.
+    max_num_seqs: sequences that may run at once.
+    max_num_batched_tokens: rows of one step; prompt chunks fill what decoding leaves.
+    kv_cache_memory_bytes: size of the KV cache; None takes enough for `max_num_seqs` sequences of 1,024 tokens, and
+        for one of `max_model_len`, within the free memory.
     threads: of the native pool; 0 takes what the machine allows this process.
-    batching: "continuous", or "static" (a batch is filled, runs until all of it has ended, then the next) for comparison.
+    batching: "continuous", or for comparison "static": a batch is filled, runs until all of it has ended, then the next.
     kv_cache: False recomputes the whole sequence at each step, for comparison.
-    backend: "cpu" or "reference" (numpy, slow: the specification). isa: "", "scalar", "avx2" or "avx512" ("" = best).
+    backend: "cpu", or "reference" (numpy, slow: the specification).
+    isa: "scalar", "avx2" or "avx512"; "" takes the best of the machine, or the environment's HEADRACE_ISA.
     """
 
     model: str = DEFAULT_MODEL
@@ -59,7 +62,9 @@ class EngineSettings:
         for name in settings:
             if name not in known:
                 raise SettingError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}", param=name)
-        return cls(**({"model": model} if model is not None else {}), **settings)
+        if model is not None:
+            settings["model"] = model
+        return cls(**settings)
 
 
 def _whole(low: int, high: float = math.inf) -> Callable[[object], bool]:

@@ -86,7 +86,7 @@ class Recorder:
 
         window: a row sees its last `window` positions, itself included; 0 means all. softcap: c * tanh(score / c); 0 means none.
         """
-        attrs = {"layer": layer, "heads": q.width // head_dim, "kv_heads": k.width // head_dim, "head_dim": head_dim}
+        attrs: dict[str, Any] = {"layer": layer, "heads": q.width // head_dim, "kv_heads": k.width // head_dim, "head_dim": head_dim}
         return self._record("attend", (q, k, v), (q.width,), **attrs, scale=scale, window=window, softcap=softcap)[0]
 
     def glu(self, x: Value, activation: Activation) -> Value:

@@ -1,0 +1,249 @@
+"""Requests over time: add, abort, step. One engine owns one model, its KV cache, its scheduler and its step trace.
+
+Does not know: text (ids in, ids out), HTTP, other processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any
+
+from headrace.base.errors import CapacityError, EngineError, SettingError
+from headrace.base.log import log
+from headrace.base.settings import PAGE, EngineSettings
+from headrace.core.scheduler import Limits, Scheduler
+from headrace.core.sequence import Finish, Sequence
+from headrace.core.trace import StepTrace
+from headrace.engine.messages import Add, ModelInfo, Stats, Update, WireLogprobs
+from headrace.runtime.load import LoadedModel
+from headrace.runtime.runner import Runner, StepResult, TokenLogprobs
+
+_REMEMBERED = 16384  # sequences whose request the trace can still name
+
+
+class Engine:
+    """Sequences of requests on one model. Not thread-safe: one caller adds, aborts and steps."""
+
+    def __init__(self, model: LoadedModel, settings: EngineSettings, info: ModelInfo) -> None:
+        self.model = model
+        self.info = info
+        limits = Limits(
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=model.limits.tokens,
+            max_model_len=info.max_model_len,
+            pages=info.pages,
+            page_size=PAGE,
+            prefix_caching=settings.enable_prefix_caching,
+            batching=settings.batching,
+            kv_cache=settings.kv_cache,
+        )
+        self.scheduler = Scheduler(limits, salt=model.fingerprint)
+        self.runner = Runner(
+            model.executor, max_num_seqs=settings.max_num_seqs, context=limits.context, vocab=info.vocab_size
+        )
+        self.trace = StepTrace()
+        self._requests: dict[str, list[Sequence]] = {}
+        self._names: OrderedDict[int, str] = OrderedDict()
+        self._scheduled: dict[int, float] = {}
+        self._prompt: dict[int, list[WireLogprobs | None]] = {}
+        self._next = 0
+        self._prompt_tokens = self._generated = self._steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return self.scheduler.has_work
+
+    def add(self, request: Add) -> None:
+        """Queue a request's sequences; RequestError if they can never run. The parameters have been checked."""
+        if request.request_id in self._requests:
+            raise EngineError(f"request id {request.request_id!r} is in use")
+        sequences = [self._sequence(request, choice) for choice in range(request.params.n)]
+        added: list[Sequence] = []
+        try:
+            for sequence in sequences:
+                self.scheduler.add(sequence)
+                added.append(sequence)
+        except Exception:
+            for sequence in added:
+                self._stop(sequence, Finish("abort"))
+            raise
+        self._requests[request.request_id] = sequences
+        self._prompt_tokens += len(request.prompt)
+
+    def _sequence(self, request: Add, choice: int) -> Sequence:
+        sequence = Sequence(
+            self._next,
+            request.request_id,
+            choice,
+            request.params,
+            request.seed,
+            request.prompt,
+            stop_ids=request.stop_ids,
+            max_len=self.info.max_model_len,
+            salt=request.cache_salt,
+            priority=request.priority,
+        )
+        self._next += 1
+        self._names[sequence.id] = request.request_id
+        if len(self._names) > _REMEMBERED:
+            self._names.popitem(last=False)
+        if sequence.wants_prompt_logprobs:
+            self._prompt[sequence.id] = [None] * len(request.prompt)
+        return sequence
+
+    def abort(self, request_id: str) -> None:
+        """End a request's sequences, whatever they are doing; unknown or ended ids are fine."""
+        for sequence in self._requests.pop(request_id, []):
+            self._stop(sequence, Finish("abort"))
+
+    def stopped(self, request_id: str, choice: int, stop: str) -> None:
+        """End one choice whose text met a stop string."""
+        for sequence in self._requests.get(request_id, []):
+            if sequence.choice == choice:
+                self._stop(sequence, Finish("stop", stop))
+        self._settle(request_id)
+
+    def _stop(self, sequence: Sequence, finish: Finish) -> None:
+        self.scheduler.finish(sequence.id, finish)
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        self.runner.forget(sequence)
+        self._scheduled.pop(sequence.id, None)
+        self._prompt.pop(sequence.id, None)
+
+    def _settle(self, request_id: str) -> None:
+        if all(s.finish is not None for s in self._requests.get(request_id, [])):
+            self._requests.pop(request_id, None)
+
+    def step(self) -> list[Update]:
+        """Run one step; the news of every sequence that drew a token or ended. [] when there was nothing to do."""
+        t0 = time.perf_counter()
+        batch = self.scheduler.schedule()
+        if batch is None:
+            return []
+        for sequence in batch.preempted:
+            self.runner.forget(sequence)
+        t1 = time.perf_counter()
+        try:
+            result = self.runner.run(batch)
+        except Exception as error:
+            log.exception("a step failed; its requests end with an error")
+            return self._fail([item.sequence for item in batch.items], f"the step failed: {type(error).__name__}")
+        t2 = time.perf_counter()
+        before = [len(item.sequence.tokens) for item in batch.items]
+        ended = self.scheduler.commit(batch, result.outcome)
+        now = time.monotonic()
+        updates = []
+        for item, had in zip(batch.items, before, strict=True):
+            sequence = item.sequence
+            if sequence.id not in self._scheduled:
+                self._scheduled[sequence.id] = now - (t2 - t1)
+            if sequence.id in self._prompt:
+                self._collect_prompt(sequence, result)
+            if len(sequence.tokens) > had or (sequence.finish is not None and sequence in ended):
+                updates.append(self._update(sequence, sequence.tokens[had:], result))
+        for sequence in ended:
+            self._forget(sequence)
+            self._settle(sequence.request)
+        self._steps += 1
+        t3 = time.perf_counter()
+        self.trace.record(batch, self.scheduler, schedule_s=t1 - t0, run_s=t2 - t1, commit_s=t3 - t2)
+        return updates
+
+    def _fail(self, sequences: list[Sequence], message: str) -> list[Update]:
+        updates = []
+        for sequence in sequences:
+            self.scheduler.finish(sequence.id, Finish("error", message=message))
+            updates.append(self._update(sequence, [], None))
+            self._forget(sequence)
+            self._settle(sequence.request)
+        return updates
+
+    def _update(self, sequence: Sequence, tokens: list[int], result: StepResult | None) -> Update:
+        self._generated += len(tokens)
+        finish = sequence.finish
+        logprobs = result.logprobs.get(sequence.id) if result else None
+        return Update(
+            sequence.request,
+            sequence.choice,
+            tokens,
+            None if logprobs is None else [_wire(entry) for entry in logprobs[: len(tokens)]],
+            self._prompt.pop(sequence.id, None),
+            finish.reason if finish else None,
+            finish.stop if finish else None,
+            finish.message if finish else None,
+            sequence.cached,
+            sequence.preemptions,
+            self._scheduled.get(sequence.id, 0.0),
+        )
+
+    def _collect_prompt(self, sequence: Sequence, result: StepResult) -> None:
+        entries = self._prompt[sequence.id]
+        for position, entry in result.prompt_logprobs.get(sequence.id, {}).items():
+            entries[position] = _wire(entry)
+
+    def stats(self) -> Stats:
+        """A snapshot of counts."""
+        s = self.scheduler
+        return Stats(
+            s.running,
+            s.waiting,
+            s.pool.used,
+            s.pool.cached,
+            self.info.pages,
+            self._prompt_tokens,
+            self._generated,
+            s.preemptions,
+            s.prefix_queries,
+            s.prefix_hits,
+            self._steps,
+        )
+
+    def records(self, last: int) -> list[dict[str, Any]]:
+        """The last records of the step trace, with the request of each sequence where it is still known."""
+        records = list(self.trace)[-last:] if last > 0 else []
+        return [
+            record.as_dict() | {"requests": [self._names.get(number) for number, _ in record.items]}
+            for record in records
+        ]
+
+    def close(self) -> None:
+        """Free the model's memory and threads."""
+        self.model.executor.close()
+
+
+def _wire(entry: TokenLogprobs) -> WireLogprobs:
+    return entry.token, entry.logprob, entry.rank, entry.top
+
+
+def context_length(settings: EngineSettings, own: int) -> int:
+    """Tokens of the longest sequence: what was asked for, or the model's own context up to 8,192."""
+    if settings.max_model_len is None:
+        return min(own, 8192)
+    if settings.max_model_len > own:
+        raise SettingError(
+            f"max_model_len is {settings.max_model_len}, but this model was trained for {own} tokens; "
+            f"use at most {own}",
+            param="max_model_len",
+        )
+    return settings.max_model_len
+
+
+def page_count(settings: EngineSettings, context: int, page_bytes: int, free_bytes: int) -> int:
+    """Pages of the KV cache; CapacityError, with what would fit, if not even one sequence of `context` does."""
+    needed = -(-context // PAGE)
+    if settings.kv_cache_memory_bytes is not None:
+        pages, limit = settings.kv_cache_memory_bytes // page_bytes, "kv_cache_memory_bytes"
+    else:
+        wanted = max(needed, settings.max_num_seqs * min(-(-1024 // PAGE), needed))
+        pages, limit = min(wanted, int(free_bytes * 0.6) // page_bytes), "free memory"
+    if pages < needed:
+        raise CapacityError(
+            f"the KV cache of one sequence of {context} tokens needs {needed * page_bytes / 2**20:.0f} MiB, and {limit} "
+            f"allows {max(pages, 0) * page_bytes / 2**20:.0f} MiB; "
+            + (f"use --max-model-len {pages * PAGE}" if pages > 0 else "give the KV cache more memory")
+        )
+    return pages

@@ -1,0 +1,329 @@
+"""One step: a batch becomes arrays, the executor runs them, what was sampled becomes an outcome.
+
+Owes: the arrays of `program.step.Step` for a `core.scheduler.Batch`, built in microseconds, and the log-probabilities
+that requests asked for. Does not know: models, formats, text, requests, time.
+
+A sequence that runs holds a slot: a row in arrays that keep what does not change from step to step (sampling settings,
+the page table), so that a decoding step gathers rows instead of visiting attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.backends import Executor
+from headrace.base.settings import PAGE
+from headrace.core.scheduler import Batch, Outcome, Scheduled
+from headrace.core.sequence import Sequence
+from headrace.program.step import Sampled, Sampling, Step
+
+I32 = NDArray[np.int32]
+F32 = NDArray[np.float32]
+
+NOT_FINITE = "the model's logits are not finite numbers: the weights or the activations overflowed"
+NONE_ALLOWED = "no token is allowed here: allowed_token_ids, logit_bias and bad words forbid them all"
+_ERRORS = {1: NOT_FINITE, 2: NONE_ALLOWED}
+
+_NO_IDS = np.zeros(0, np.int32)
+_NO_VALUES = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """A token in the raw distribution: log-probability, rank (1 is best); the best ids with theirs, descending."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """A step's outcome and, by sequence id, the log-probabilities asked for.
+
+    prompt_logprobs: those of the prompt tokens that this step scored, by their position.
+    logits: by (sequence id, position of the row), only if `keep_logits`.
+    """
+
+    outcome: Outcome
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = field(default_factory=dict)
+    logits: dict[tuple[int, int], F32] = field(default_factory=dict)
+
+
+class _Slot:
+    """What the runner keeps of one running sequence besides its row of the arrays."""
+
+    __slots__ = ("bans", "counted", "counts", "filled", "index", "mask", "moves", "sequence", "static")
+
+    def __init__(self, index: int, sequence: Sequence) -> None:
+        self.index = index
+        self.sequence = sequence
+        self.moves = -1
+        self.filled = 0
+        p = sequence.params
+        self.counts: dict[int, int] | None = None  # of the penalties: id -> times in the output
+        if p.repetition_penalty != 1.0 or p.presence_penalty or p.frequency_penalty:
+            self.counts = dict.fromkeys(sequence.tokens[: sequence.prompt_len], 0)
+        self.counted = sequence.prompt_len
+        words = p.bad_token_ids or []
+        biases = dict(p.logit_bias or {}) | {w[0]: -np.inf for w in words if len(w) == 1}
+        self.static = (
+            np.fromiter(biases, np.int32, len(biases)),
+            np.fromiter(biases.values(), np.float32, len(biases)),
+        )
+        self.bans = [w for w in words if len(w) > 1]
+        self.mask: I32 | None = None
+
+    def biased(self) -> bool:
+        s = self.sequence
+        return bool(len(self.static[0]) or self.bans or (s.generated < s.params.min_tokens and s.stop_ids))
+
+    def biases(self) -> tuple[I32, F32]:
+        """Ids and what their logits gain now: the request's own, stop ids before min_tokens, ends of bad words."""
+        s = self.sequence
+        banned: set[int] = set(s.stop_ids) if s.generated < s.params.min_tokens else set()
+        for word in self.bans:
+            if s.tokens[len(s.tokens) - len(word) + 1 :] == word[:-1]:
+                banned.add(word[-1])
+        if not banned:
+            return self.static
+        ids, values = self.static
+        keep = ~np.isin(ids, list(banned))
+        extra = np.fromiter(sorted(banned), np.int32, len(banned))
+        return np.concatenate((ids[keep], extra)), np.concatenate(
+            (values[keep], np.full(len(extra), -np.inf, np.float32))
+        )
+
+    def penalties(self) -> tuple[I32, I32]:
+        """Ids seen in prompt or output, and how often in the output."""
+        assert self.counts is not None
+        for token in self.sequence.tokens[self.counted :]:
+            self.counts[token] = self.counts.get(token, 0) + 1
+        self.counted = len(self.sequence.tokens)
+        n = len(self.counts)
+        return np.fromiter(self.counts, np.int32, n), np.fromiter(self.counts.values(), np.int32, n)
+
+
+class Runner:
+    """Runs batches on an executor. vocab: ids that may be sampled."""
+
+    def __init__(self, executor: Executor, *, max_num_seqs: int, context: int, vocab: int) -> None:
+        self.executor = executor
+        self.keep_logits = False
+        self._vocab = vocab
+        self._slots: dict[int, _Slot] = {}
+        self._free = list(range(max_num_seqs))[::-1]
+        n = max_num_seqs
+        self._table: I32 = np.zeros((n, -(-context // PAGE)), np.int32)
+        f, i = np.float32, np.int32
+        self._settings: dict[str, NDArray[Any]] = {
+            "temperature": np.zeros(n, f), "top_k": np.zeros(n, i), "top_p": np.zeros(n, f), "min_p": np.zeros(n, f),
+            "repetition": np.zeros(n, f), "presence": np.zeros(n, f), "frequency": np.zeros(n, f),
+            "seed": np.zeros(n, np.uint64), "choice": np.zeros(n, i), "logprobs": np.zeros(n, i),
+        }  # fmt: skip
+
+    def run(self, batch: Batch) -> StepResult:
+        """Run a batch that the scheduler made. On an exception no sequence has changed."""
+        rows = self._rows(batch)
+        sampled = self.executor.run(rows.step)
+        return self._result(batch, rows, sampled)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended or gives way: its slot is free."""
+        slot = self._slots.pop(sequence.id, None)
+        if slot is not None:
+            self._free.append(slot.index)
+
+    # -- arrays
+
+    def _slot(self, sequence: Sequence) -> _Slot:
+        slot = self._slots.get(sequence.id)
+        if slot is None:
+            slot = self._slots[sequence.id] = _Slot(self._free.pop(), sequence)
+            self._fill(slot)
+        pages = sequence.pages
+        if slot.moves != sequence.moves:
+            slot.moves, slot.filled = sequence.moves, 0
+        if slot.filled < len(pages):
+            self._table[slot.index, slot.filled : len(pages)] = pages[slot.filled :]
+            slot.filled = len(pages)
+        return slot
+
+    def _fill(self, slot: _Slot) -> None:
+        s = slot.sequence
+        p = s.params
+        values = {
+            "temperature": p.temperature, "top_k": max(p.top_k, 0), "top_p": p.top_p, "min_p": p.min_p,
+            "repetition": p.repetition_penalty, "presence": p.presence_penalty, "frequency": p.frequency_penalty,
+            "seed": s.seed & (2**64 - 1), "choice": s.choice, "logprobs": self._wanted(p.logprobs),
+        }  # fmt: skip
+        for name, value in values.items():
+            self._settings[name][slot.index] = value
+        if p.allowed_token_ids is not None:
+            slot.mask = _bitmask(p.allowed_token_ids, self._vocab)
+
+    def _wanted(self, logprobs: int | None) -> int:
+        """`Sampling.logprobs`: -1 for none; a request's -1 asks for all."""
+        return -1 if logprobs is None else self._vocab if logprobs == -1 else min(logprobs, self._vocab)
+
+    def _rows(self, batch: Batch) -> _Rows:
+        items = batch.items
+        slots = [self._slot(item.sequence) for item in items]
+        tokens: list[int] = []
+        starts: list[int] = []
+        ends: list[int] = []  # of rows in the step
+        for item in items:
+            if item.count == 1:
+                tokens.append(item.sequence.tokens[item.start])
+            else:
+                tokens += item.sequence.tokens[item.start : item.start + item.count]
+            starts.append(item.start)
+            ends.append(len(tokens))
+        count = len(items)
+        query = np.zeros(count + 1, np.int32)
+        query[1:] = ends
+        start = np.array(starts, np.int32)
+        lengths = query[1:] - query[:-1]
+        positions = start
+        if len(tokens) > count:
+            positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(start - query[:-1], lengths)
+        context = start + lengths
+        width = -(-int(context.max()) // PAGE)
+        pages = self._table[[s.index for s in slots], :width].ravel()
+        rows = _logit_rows(items, ends)
+        step = Step(
+            tokens=np.array(tokens, np.int32),
+            positions=positions,
+            query_start=query,
+            context=context,
+            page_indptr=np.arange(count + 1, dtype=np.int32) * np.int32(width),
+            pages=pages,
+            fresh=np.array(batch.fresh, np.int32),
+            logit_rows=np.array(rows.row, np.int32),
+            sampling=self._sampling(slots, items, rows),
+            keep_logits=self.keep_logits,
+        )
+        rows.step = step
+        return rows
+
+    def _sampling(self, slots: list[_Slot], items: list[Scheduled], rows: _Rows) -> Sampling:
+        which = np.array([slots[i].index for i in rows.item], np.int32)
+        settings: dict[str, NDArray[Any]] = {name: column[which] for name, column in self._settings.items()}
+        target = np.full(len(which), -1, np.int32)
+        for r, (i, token) in enumerate(zip(rows.item, rows.target, strict=True)):
+            if token >= 0:
+                target[r] = token
+                settings["logprobs"][r] = self._wanted(items[i].sequence.params.prompt_logprobs)
+        own = [slots[i] if token < 0 else None for i, token in zip(rows.item, rows.target, strict=True)]
+        bias = _csr([s.biases() if s and s.biased() else None for s in own], np.float32)
+        penalty = _csr([s.penalties() if s and s.counts is not None else None for s in own], np.int32)
+        mask_rows, masks = _masks([s.mask if s else None for s in own], self._vocab)
+        return Sampling(
+            **settings,
+            position=np.array(rows.position, np.int32) + np.int32(1),
+            target=target,
+            bias_indptr=bias[0], bias_ids=bias[1], bias_values=bias[2],
+            penalty_indptr=penalty[0], penalty_ids=penalty[1], penalty_counts=penalty[2],
+            mask_rows=mask_rows, masks=masks,
+        )  # fmt: skip
+
+    # -- results
+
+    def _result(self, batch: Batch, rows: _Rows, out: Sampled) -> StepResult:
+        drawn = out.tokens.tolist()
+        result = StepResult(Outcome([[] for _ in batch.items]))
+        tokens = result.outcome.tokens
+        for r, i in enumerate(rows.item):
+            if rows.target[r] < 0:
+                tokens[i] = [drawn[r]]
+        if out.status.any():
+            for r in np.flatnonzero(out.status).tolist():
+                sequence = batch.items[rows.item[r]].sequence
+                result.outcome.errors.setdefault(sequence.id, _ERRORS[int(out.status[r])])
+        if rows.step.sampling.logprobs.max(initial=-1) >= 0:
+            self._logprobs(batch, rows, out, result)
+        if out.logits is not None:
+            for r, i in enumerate(rows.item):
+                result.logits[batch.items[i].sequence.id, rows.position[r]] = out.logits[r]
+        return result
+
+    def _logprobs(self, batch: Batch, rows: _Rows, out: Sampled, result: StepResult) -> None:
+        wanted = rows.step.sampling.logprobs.tolist()
+        for r, i in enumerate(rows.item):
+            if wanted[r] < 0:
+                continue
+            n = wanted[r]
+            top = zip(out.top_ids[r, :n].tolist(), out.top_logprobs[r, :n].tolist(), strict=True)
+            entry = TokenLogprobs(
+                int(out.tokens[r]), float(out.logprob[r]), int(out.rank[r]), tuple((t, x) for t, x in top if t >= 0)
+            )
+            sequence = batch.items[i].sequence
+            if rows.target[r] >= 0:
+                result.prompt_logprobs.setdefault(sequence.id, {})[rows.position[r] + 1] = entry
+            else:
+                result.logprobs.setdefault(sequence.id, []).append(entry)
+
+
+class _Rows:
+    """The rows whose logits are wanted: place in the step, item, position, and the token to score (-1: sample)."""
+
+    __slots__ = ("item", "position", "row", "step", "target")
+
+    def __init__(self) -> None:
+        self.row: list[int] = []
+        self.item: list[int] = []
+        self.position: list[int] = []
+        self.target: list[int] = []
+        self.step: Step
+
+    def add(self, row: int, item: int, position: int, target: int) -> None:
+        self.row.append(row)
+        self.item.append(item)
+        self.position.append(position)
+        self.target.append(target)
+
+
+def _logit_rows(items: list[Scheduled], ends: list[int]) -> _Rows:
+    rows = _Rows()
+    for i, item in enumerate(items):
+        sequence = item.sequence
+        if sequence.wants_prompt_logprobs and item.start < sequence.prompt_len - 1:
+            first = ends[i] - item.count - item.start
+            for position in range(item.start, min(item.start + item.count, sequence.prompt_len - 1)):
+                rows.add(first + position, i, position, sequence.tokens[position + 1])
+        if item.sample:
+            rows.add(ends[i] - 1, i, item.start + item.count - 1, -1)
+    return rows
+
+
+def _csr(lists: Iterable[tuple[I32, NDArray[Any]] | None], dtype: type) -> tuple[I32, I32, NDArray[Any]]:
+    """(indptr, ids, values) of one list a row; None is empty."""
+    lists = list(lists)
+    indptr = np.zeros(len(lists) + 1, np.int32)
+    if not any(x is not None for x in lists):
+        return indptr, _NO_IDS, np.zeros(0, dtype)
+    some = [x for x in lists if x is not None]
+    np.cumsum([0 if x is None else len(x[0]) for x in lists], out=indptr[1:])
+    return indptr, np.concatenate([x[0] for x in some]), np.concatenate([x[1] for x in some]).astype(dtype)
+
+
+def _masks(masks: list[I32 | None], vocab: int) -> tuple[I32, I32]:
+    rows = np.full(len(masks), -1, np.int32)
+    some = [(r, m) for r, m in enumerate(masks) if m is not None]
+    for at, (r, _) in enumerate(some):
+        rows[r] = at
+    width = -(-vocab // 32)
+    return rows, np.stack([m for _, m in some]) if some else np.zeros((0, width), np.int32)
+
+
+def _bitmask(ids: list[int], vocab: int) -> I32:
+    bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
+    bits[ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)

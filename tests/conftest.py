@@ -1,0 +1,54 @@
+"""Where the real models are: downloaded by `headrace pull` before the tests run (see Makefile), or named by HEADRACE_TEST_MODELS."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+GOLDEN = HERE / "data" / "golden"
+
+# fixture name: catalogue name, file name, golden file
+REAL = {
+    "smollm2": "smollm2-135m-instruct-q4_1",
+    "qwen_coder": "qwen2.5-coder-0.5b-instruct-q4_k_m",
+    "gemma3": "gemma-3-270m-q4_k_m",
+}
+
+
+def _find(name: str) -> Path:
+    places = [os.environ.get("HEADRACE_TEST_MODELS"), Path.home() / ".cache" / "headrace" / "models"]
+    if os.environ.get("HEADRACE_CACHE"):
+        places.append(Path(os.environ["HEADRACE_CACHE"]) / "models")
+    for place in filter(None, places):
+        for path in sorted(Path(place).rglob("*.gguf")):
+            if path.name.lower().startswith(name) or path.stem.lower() == name:
+                return path
+    if os.environ.get("HEADRACE_REQUIRE_MODELS"):
+        pytest.fail(f"model {name} is not there, and HEADRACE_REQUIRE_MODELS is set")
+    pytest.skip(f"model {name} is not downloaded: run `headrace pull`, or set HEADRACE_TEST_MODELS")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    return _find(REAL["smollm2"])
+
+
+@pytest.fixture(scope="session")
+def qwen_coder() -> Path:
+    return _find(REAL["qwen_coder"])
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    return _find(REAL["gemma3"])
+
+
+def golden(name: str) -> dict[str, Any]:
+    """The reference values for a model of `REAL`, or another file of tests/data/golden."""
+    data: dict[str, Any] = json.loads((GOLDEN / f"{REAL.get(name, name)}.json").read_text())
+    return data
