@@ -106,4 +106,4 @@ def total(program: Program, sizes: Sizes, load: Load) -> Cost:
 
 def kv_bytes_per_token(program: Program, element: float = 2.0) -> float:
     """Bytes of KV cache a token takes over all layers; element: bytes an element takes (2 for bfloat16)."""
-    return sum(2 * op.attrs["kv_heads"] * op.attrs["head_dim"] * element for op in program.layers())
+    return sum((2.0 * op.attrs["kv_heads"] * op.attrs["head_dim"] * element for op in program.layers()), 0.0)

@@ -110,7 +110,8 @@ def _attend_one(op: Op, q: F32, keys: F32, values: F32, positions: Array) -> F32
     if window := op.attrs["window"]:
         seen &= at > positions[:, None] - window
     scores = np.where(seen[:, None, None, :], scores, np.float32(-np.inf))
-    return np.einsum("tkgc,ckd->tkgd", _softmax(scores), values).reshape(q.shape)
+    out: F32 = np.einsum("tkgc,ckd->tkgd", _softmax(scores), values).reshape(q.shape)
+    return out
 
 
 def _attend(op: Op, x: Sequence[Array], _: Sequence[F32], around: Surroundings) -> tuple[F32, ...]:

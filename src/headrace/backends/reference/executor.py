@@ -1,0 +1,94 @@
+"""Walks a program with `headrace.program.meaning`: weights as float32, a paged cache in numpy, one op after the other.
+
+Owes what every `Executor` owes, with no speed at all. Does not know models, requests or other back ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from headrace.backends import Limits
+from headrace.program import Program, Rope, Sampled, Step, Weight, WeightSource
+from headrace.program.cost import kv_bytes_per_token
+from headrace.program.meaning import MEANING, PAGE, Array, LayerCache, Surroundings
+from headrace.program.sample import sample
+from headrace.program.step import F32
+from headrace.quant.blocks import dequantize
+
+KvFormat = Literal["f32", "bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceBackend:
+    """kv_format: "f32" keeps keys and values as they are; "bf16" rounds what is written, as the fast back ends do."""
+
+    kv_format: KvFormat = "f32"
+    name: str = "reference"
+
+    def executor(self, program: Program, weights: WeightSource, limits: Limits) -> ReferenceExecutor:
+        return ReferenceExecutor(program, weights, limits, self.kv_format)
+
+
+def _array(weights: WeightSource, weight: Weight, loaded: dict[str, F32]) -> F32:
+    data = weights.load(weight.name)
+    if data.same_as in loaded:
+        return loaded[data.same_as].reshape(weight.shape)
+    rows = [dequantize(part.format, part.data) for part in data.parts]
+    weights.release(weight.name)
+    return np.concatenate(rows).reshape(weight.shape)
+
+
+class ReferenceExecutor:
+    """A program, its weights and its cache. Values live until their last use; those that are tapped are copied out."""
+
+    def __init__(self, program: Program, weights: WeightSource, limits: Limits, kv_format: KvFormat = "f32") -> None:
+        self._program, self._limits = program, limits
+        self._last = program.last_uses()
+        self._weights: dict[str, F32] = {}
+        for name, weight in program.weights.items():
+            self._weights[name] = _array(weights, weight, self._weights)
+        self._cache = {op.attrs["layer"]: self._layer(op.attrs, kv_format) for op in program.layers()}
+        ropes: set[Rope] = {op.attrs["rope"] for op in program.ops if op.kind == "rope"}
+        self._ropes = {rope: rope.table(limits.context) for rope in ropes}
+        self.weight_bytes = sum({id(w): w.nbytes for w in self._weights.values()}.values())
+        self.page_bytes = int(PAGE * kv_bytes_per_token(program, 4))
+
+    def _layer(self, attrs: Mapping[str, Any], kv_format: KvFormat) -> LayerCache:
+        shape = (self._limits.pages, PAGE, attrs["kv_heads"], attrs["head_dim"])
+        return LayerCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32), kv_format == "bf16")
+
+    def run(self, step: Step) -> Sampled:
+        """One step; see `Step`. Non-finite numbers are no error here: they show in `status`."""
+        assert len(step.tokens) <= self._limits.tokens and len(step.context) <= self._limits.sequences
+        for layer in self._cache.values():
+            layer.keys[step.fresh] = layer.values[step.fresh] = 0
+        with np.errstate(all="ignore"):
+            logits, taps = self._walk(step)
+            out = sample(logits, step.sampling, self._limits.vocab)
+        out.logits = logits if step.keep_logits else None
+        out.taps = taps
+        return out
+
+    def _walk(self, step: Step) -> tuple[F32, dict[str, F32]]:
+        around = Surroundings(step, self._cache, self._ropes)
+        held: dict[int, Array] = {0: step.tokens, 1: step.positions, 2: step.logit_rows}
+        taps: dict[str, F32] = {}
+        for at, op in enumerate(self._program.ops):
+            weights = [self._weights[name] for name in op.weights]
+            results = MEANING[op.kind](op, [held[v.id] for v in op.inputs], weights, around)
+            for value, result in zip(op.outputs, results, strict=True):
+                held[value.id] = result
+                if value.name in step.taps:
+                    taps[value.name] = result.copy()
+            for value in (*op.inputs, *op.outputs):
+                if self._last[value.id] == at:
+                    held.pop(value.id, None)
+        return held[self._program.logits.id], taps
+
+    def close(self) -> None:
+        """Lets go of weights and cache."""
+        self._weights, self._cache = {}, {}

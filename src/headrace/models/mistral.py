@@ -1,0 +1,16 @@
+"""Mistral 7B and its relatives (Jiang et al. 2023): a Llama whose layers may all see a sliding window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headrace.models.config import Config, decoder, sliding
+from headrace.models.keys import Keys
+from headrace.models.llama import WEIGHTS, forward
+
+__all__ = ["WEIGHTS", "config", "forward"]
+
+
+def config(keys: Keys) -> Config:
+    c = decoder(keys)
+    return replace(c, windows=sliding(keys, c.layers, [True] * c.layers))

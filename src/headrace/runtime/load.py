@@ -1,0 +1,215 @@
+"""From a checkpoint to an executor: the only file where model, weights and back end meet.
+
+Owes: that every weight the model needs is in the file, with the right shape and finite numbers, and that nothing is left
+over which the model would have needed. Does not know requests, text or how a back end runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.backends import Backend, Executor, Limits
+from headrace.base.errors import BadModelFile
+from headrace.base.formats import F32
+from headrace.models import Config, Entry, Model, Source, describe, leftovers
+from headrace.models.registry import KNOWN
+from headrace.program import Part, Program, WeightData
+from headrace.program.cost import kv_bytes_per_token
+from headrace.quant.blocks import check_finite, dequantize
+from headrace.weights import Checkpoint, Tensor, open_checkpoint
+
+log = logging.getLogger("headrace")
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A checkpoint that has been understood and checked, but not loaded."""
+
+    checkpoint: Checkpoint
+    model: Model
+    program: Program
+    weights: CheckpointWeights
+
+    @property
+    def config(self) -> Config:
+        return self.model.config
+
+    def kv_bytes_per_token(self, element: float = 2.0) -> float:
+        """Bytes of KV cache a token takes, with elements of so many bytes."""
+        return kv_bytes_per_token(self.program, element)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each weight of the program as the file stores it (a shared one counts under both names)."""
+        return {name: self.weights.stored_bytes(name) for name in self.program.weights}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model that can run."""
+
+    config: Config
+    program: Program
+    executor: Executor
+    prepared: Prepared
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.prepared.checkpoint
+
+
+def prepare(source: Path | Checkpoint) -> Prepared:
+    """Opens and checks a checkpoint; cheap: reads metadata, and no weights but the factors of its rope.
+
+    Raises `BadModelFile` with the tensor and what was expected of it.
+    """
+    checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
+    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
+    model = describe(checkpoint.config, checkpoint.kind, shapes, str(checkpoint.path))
+    model = _with_rope_factors(checkpoint, model)
+    _check(checkpoint, model)
+    program = model.record()
+    return Prepared(checkpoint, model, program, CheckpointWeights(checkpoint, model))
+
+
+def load_model(source: Path | Checkpoint, backend: Backend, limits: Limits | Callable[[Prepared], Limits]) -> LoadedModel:
+    """A checkpoint's model, lowered by `backend`. limits: as they are, or decided once the model is known."""
+    prepared = prepare(source)
+    settled = limits(prepared) if callable(limits) else limits
+    executor = backend.executor(prepared.program, prepared.weights, settled)
+    return LoadedModel(prepared.config, prepared.program, executor, prepared)
+
+
+def _with_rope_factors(checkpoint: Checkpoint, model: Model) -> Model:
+    tensor = checkpoint.tensors.get(ROPE_FACTORS)
+    if tensor is None or checkpoint.kind != "gguf":
+        return model
+    pairs = model.config.rotary // 2
+    if prod(tensor.shape) != pairs:
+        raise BadModelFile(tensor.file, f"expected shape ({pairs},), found {tensor.shape}", tensor=tensor.name)
+    factors = _floats(tensor)
+    if not (np.isfinite(factors).all() and (factors > 0).all()):
+        raise BadModelFile(tensor.file, "rope factors must be finite and above zero", tensor=tensor.name)
+    return model.with_rope_factors(tuple(map(float, factors)))
+
+
+def _floats(tensor: Tensor) -> Floats:
+    return dequantize(tensor.format, tensor.rows()).reshape(-1)
+
+
+def _check(checkpoint: Checkpoint, model: Model) -> None:
+    """Every tensor there with its shape; nothing left over that matters."""
+    for entry in model.table.entries.values():
+        for source in entry.sources:
+            _check_source(checkpoint, source)
+    fatal, stray = leftovers(checkpoint.tensors, model.table, KNOWN)
+    if fatal:
+        architecture = model.config.architecture
+        raise BadModelFile(
+            checkpoint.path,
+            f"a model of kind {architecture!r} with {model.config.layers} layers has no use for it"
+            + (f" and {len(fatal) - 1} more like it" if len(fatal) > 1 else "")
+            + "; the configuration does not describe these weights",
+            tensor=fatal[0],
+        )
+    for note in model.table.notes:
+        log.warning("%s: %s", checkpoint.path, note)
+    if stray:
+        shown = ", ".join(stray[:5]) + (", ..." if len(stray) > 5 else "")
+        log.warning("%s: %d tensors that the model doesn't use are ignored: %s", checkpoint.path, len(stray), shown)
+
+
+def _check_source(checkpoint: Checkpoint, source: Source) -> None:
+    tensor = checkpoint.tensors.get(source.tensor)
+    if tensor is None:
+        raise BadModelFile(checkpoint.path, f"is missing; expected shape {source.shape}", tensor=source.tensor)
+    if tensor.shape != source.shape:
+        raise BadModelFile(tensor.file, f"expected shape {source.shape}, found {tensor.shape}", tensor=tensor.name)
+
+
+class CheckpointWeights:
+    """A `WeightSource` over a checkpoint: gathers each weight's rows, reorders what a format stores differently."""
+
+    def __init__(self, checkpoint: Checkpoint, model: Model) -> None:
+        self._checkpoint = checkpoint
+        self._entries = model.table.entries
+        self._config = model.config
+
+    def load(self, name: str) -> WeightData:
+        """The rows of a weight, checked to be finite. Matrices stay in the file's formats, vectors become one float32 row."""
+        entry = self._entries[name]
+        weight = entry.weight
+        if len(weight.shape) == 1:
+            parts: tuple[Part, ...] = (self._vector(entry),)
+        else:
+            parts = tuple(self._rows(source) for source in entry.sources)
+        return WeightData(weight, parts, entry.same_as)
+
+    def release(self, name: str) -> None:
+        for source in self._entries[name].sources:
+            self._checkpoint.release(self._checkpoint.tensors[source.tensor])
+
+    def stored_bytes(self, name: str) -> int:
+        """Bytes of the weight in the file."""
+        return sum(self._stored(source) for source in self._entries[name].sources)
+
+    def _stored(self, source: Source) -> int:
+        tensor = self._checkpoint.tensors[source.tensor]
+        return tensor.data.size // (tensor.shape[0] if source.expert is not None else 1)
+
+    def _tensor(self, source: Source) -> tuple[Tensor, Bytes]:
+        """The tensor and its rows, of one expert where they are stacked."""
+        tensor = self._checkpoint.tensors[source.tensor]
+        rows = tensor.rows()
+        if source.expert is not None:
+            each = tensor.shape[1]
+            rows = rows[source.expert * each : (source.expert + 1) * each]
+        if not check_finite(tensor.format, rows):
+            raise BadModelFile(tensor.file, "holds NaN or Inf", tensor=tensor.name)
+        return tensor, rows
+
+    def _rows(self, source: Source) -> Part:
+        tensor, rows = self._tensor(source)
+        return Part(tensor.format, _ROWS[source.transform](rows, self._config))
+
+    def _vector(self, entry: Entry) -> Part:
+        pieces = []
+        for source in entry.sources:
+            tensor, rows = self._tensor(source)
+            values = dequantize(tensor.format, rows).reshape(-1)
+            pieces.append(_VALUES[source.transform](values, self._config))
+        return Part(F32, np.concatenate(pieces).astype("<f4").view(np.uint8).reshape(1, -1))
+
+
+def neox_order(rows: int, head_dim: int, rotary: int) -> NDArray[np.int64]:
+    """Where each row comes from when pairs (2i, 2i+1) of a head's first `rotary` rows go to (i, i + rotary/2)."""
+    pairs = np.arange(rotary).reshape(-1, 2).T.reshape(-1)
+    head = np.concatenate([pairs, np.arange(rotary, head_dim)])
+    return np.asarray((np.arange(0, rows, head_dim)[:, None] + head).reshape(-1), np.int64)
+
+
+def _neox_rows(rows: Bytes, c: Config) -> Bytes:
+    return rows[neox_order(len(rows), c.head_dim, c.rotary)]
+
+
+def _neox_values(values: Floats, c: Config) -> Floats:
+    return values[neox_order(len(values), c.head_dim, c.rotary)]
+
+
+_ROWS: Mapping[str, Callable[[Bytes, Config], Bytes]] = {"": lambda rows, _: rows, "neox": _neox_rows}
+_VALUES: Mapping[str, Callable[[Floats, Config], Floats]] = {
+    "": lambda values, _: values,
+    "neox": _neox_values,
+    "plus_one": lambda values, _: values + np.float32(1),
+}

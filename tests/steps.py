@@ -1,0 +1,81 @@
+"""Steps for tests: a small world of sequences with their page tables, fed in any chunks to an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.backends import Executor
+from headrace.program import Sampled, Sampling, Step
+
+PAGE = 32
+
+
+def sampling(rows: int, vocab: int = 0, **columns: Any) -> Sampling:
+    """Greedy for all rows, no lists, no masks, log-probability of the token alone; columns replace the defaults."""
+    f = {"temperature": 0, "top_p": 1, "min_p": 0, "repetition": 1, "presence": 0, "frequency": 0}
+    i = {"top_k": 0, "position": 0, "choice": 0, "target": -1, "logprobs": 0, "mask_rows": -1}
+    columns = {
+        **{name: np.full(rows, value, np.float32) for name, value in f.items()},
+        **{name: np.full(rows, value, np.int32) for name, value in i.items()},
+        "seed": np.zeros(rows, np.uint64),
+        "masks": np.zeros((0, -(-vocab // 32)), np.int32),
+        **columns,
+    }
+    for name in ("bias", "penalty"):
+        columns.setdefault(f"{name}_indptr", np.zeros(rows + 1, np.int32))
+        columns.setdefault(f"{name}_ids", np.zeros(0, np.int32))
+    columns.setdefault("bias_values", np.zeros(0, np.float32))
+    columns.setdefault("penalty_counts", np.zeros(0, np.int32))
+    return Sampling(**columns)
+
+
+@dataclass
+class World:
+    """Sequences with pages in a shuffled order, fed step by step; every row yields logits, kept by sequence."""
+
+    executor: Executor
+    sequences: Sequence[Sequence[int]]
+    pages: int
+    seed: int = 0
+    computed: list[int] = field(default_factory=list)
+    tables: list[list[int]] = field(default_factory=list)
+    logits: list[list[np.ndarray]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._free = list(np.random.default_rng(self.seed).permutation(self.pages))
+        self.computed = [0] * len(self.sequences)
+        self.tables = [[] for _ in self.sequences]
+        self.logits = [[] for _ in self.sequences]
+
+    def step(self, counts: Mapping[int, int], taps: tuple[str, ...] = ()) -> Sampled:
+        """Runs `counts[b]` more tokens of each sequence b named."""
+        tokens, positions, start, context, indptr, pages, fresh = [], [], [0], [], [0], [], []
+        for b, n in counts.items():
+            at = self.computed[b]
+            tokens += self.sequences[b][at : at + n]
+            positions += range(at, at + n)
+            start.append(len(tokens))
+            context.append(at + n)
+            while len(self.tables[b]) * PAGE < at + n:
+                self.tables[b].append(self._free.pop())
+                fresh.append(self.tables[b][-1])
+            pages += self.tables[b]
+            indptr.append(len(pages))
+            self.computed[b] = at + n
+        arrays = (np.asarray(a, np.int32) for a in (tokens, positions, start, context, indptr, pages, fresh))
+        rows = np.arange(len(tokens), dtype=np.int32)
+        out = self.executor.run(Step(*arrays, rows, sampling(len(rows)), keep_logits=True, taps=taps))
+        assert out.logits is not None
+        for b, first, last in zip(counts, start, start[1:], strict=False):
+            self.logits[b] += list(out.logits[first:last])
+        return out
+
+    def feed(self, chunks: Sequence[Mapping[int, int]]) -> list[np.ndarray]:
+        """All steps in turn; the logits of each sequence, [its tokens, vocab]."""
+        for counts in chunks:
+            self.step(counts)
+        return [np.stack(rows) for rows in self.logits]
