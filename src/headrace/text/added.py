@@ -41,7 +41,9 @@ class Splitter:
                 yield start, at, token
 
     def split(self, text: str) -> Iterator[tuple[str, AddedToken | None]]:
-        """Yield (text before a token, the token); at last (what remains, None). White space that a token swallows is gone."""
+        """Yield (text before a token, the token); at last (what remains, None). White space that a token swallows is
+        gone.
+        """
         at, swallow = 0, False
         for start, end, token in self.find(text):
             piece = text[at:start].lstrip() if swallow else text[at:start]

@@ -1,7 +1,8 @@
 """Byte-level BPE as GGUF files describe it: the byte alphabet, and how each `pre` kind cuts text into words.
 
 Owes: a tokenizer for ``tokenizer.ggml.model = "gpt2"``. Sources: the byte alphabet of GPT-2 (openai/gpt-2, encoder.py);
-the word patterns of the models' published tokenizer.json files, under the names that GGUF gives them (ggml-org/llama.cpp).
+the word patterns of the models' published tokenizer.json files, under the names that GGUF gives them
+(ggml-org/llama.cpp).
 Does not know: added tokens, chat.
 """
 
@@ -45,12 +46,12 @@ class Pre:
     bos: bool = False
 
 
+_GPT2_CUT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _GPT2 = Pre(gpt2=True)
 _DIGITS = Pre((r"\p{N}",), gpt2=True)
-_DEFAULT = Pre((r"[\p{P}\$\+<=>\^~\|]+",), gpt2=True)
 
 PRE: Mapping[str, Pre] = {
-    "default": Pre((*_DEFAULT.cuts, r"\p{N}+", r"[0-9][0-9][0-9]"), gpt2=True),
+    "default": Pre((r"[\p{P}\$\+<=>\^~\|]+", _GPT2_CUT, r"\p{N}+", r"[0-9][0-9][0-9]")),
     "gpt-2": _GPT2,
     "mpt": _GPT2,
     "olmo": _GPT2,
@@ -61,7 +62,7 @@ PRE: Mapping[str, Pre] = {
     "refact": _DIGITS,
     "command-r": _DIGITS,
     "codeshell": _DIGITS,
-    "falcon": Pre((r"[\p{P}\$\+<=>\^~\|`]+", r"[0-9][0-9][0-9]"), gpt2=True),
+    "falcon": Pre((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_CUT, r"[0-9][0-9][0-9]")),
     "llama-bpe": Pre((_LLAMA3,), whole=True, bos=True),
     "llama3": Pre((_LLAMA3,), whole=True, bos=True),
     "llama-v3": Pre((_LLAMA3,), whole=True, bos=True),

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-# Texts that end a turn or a generation in published models (model cards and tokenizer_config.json files of the families).
+# Texts that end a turn or a generation in published models (model cards and tokenizer_config.json files of the
+# families).
 END_TEXTS = frozenset(
     {
         "<|endoftext|>",

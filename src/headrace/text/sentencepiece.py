@@ -70,7 +70,8 @@ class ScoredBpe:
     def _merge(self, word: str) -> list[str]:
         """The pieces of a word after all merges: O(n log n).
 
-        `pieces` is a linked list over positions: a piece lies at the position of its first character, "" where a piece was eaten.
+        `pieces` is a linked list over positions: a piece lies at the position of its first character, "" where a
+        piece was eaten.
         """
         count = len(word)
         pieces, before, after = list(word), list(range(-1, count - 1)), list(range(1, count + 1))
