@@ -12,7 +12,8 @@ from headrace.program import Program, Sampled, Step, WeightSource
 class Limits:
     """What an executor must be able to hold, fixed at load.
 
-    tokens: rows of a step at most. sequences: at most. pages: of the KV cache, 32 tokens each. context: longest sequence.
+    tokens: rows of a step at most. sequences: at most. pages: of the KV cache, 32 tokens each.
+    context: tokens of the longest sequence.
     vocab: ids that may be sampled (rows of the head beyond it are padding and never win).
     threads: 0 takes what the machine allows.
     """
@@ -26,10 +27,16 @@ class Limits:
 
 
 class Executor(Protocol):
-    """A program lowered for one device, with its weights and its KV cache. `run` is not re-entrant."""
+    """A program lowered for one device, with its weights and its KV cache. `run` is not re-entrant.
+
+    weight_bytes: of the weights as they lie in memory. page_bytes: of one KV page over all layers.
+    threads, isa: what it runs on, for people to read.
+    """
 
     weight_bytes: int
     page_bytes: int
+    threads: int
+    isa: str
 
     def run(self, step: Step) -> Sampled: ...
 
@@ -38,5 +45,9 @@ class Executor(Protocol):
 
 class Backend(Protocol):
     name: str
+
+    def page_bytes(self, program: Program) -> int:
+        """Bytes of one KV page over all layers, known before anything is loaded."""
+        ...
 
     def executor(self, program: Program, weights: WeightSource, limits: Limits) -> Executor: ...

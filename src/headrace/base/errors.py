@@ -1,15 +1,15 @@
 """The exception tree. Who made the mistake decides the class; the message says what to change.
 
-    HeadraceError
-    ├── RequestError(ValueError)     the caller's mistake: names the field at fault (`param`)
-    │   ├── UnknownModel             the request names a model that is not served here
-    │   └── ContextTooLong           prompt (and what is to be generated) exceed the context
-    ├── SettingError(ValueError)     a setting of the engine or the command line that cannot work
-    ├── ModelNotFound                a model reference that leads nowhere
-    ├── DownloadError                a fetch that failed: network, disk full, hash differs
-    ├── BadModelFile                 a file that is damaged, hostile or not supported
-    ├── CapacityError                right, but more than fits now: memory, queue
-    └── EngineError                  our bug, or the engine process died
+HeadraceError
+├── RequestError(ValueError)     the caller's mistake: names the field at fault (`param`)
+│   ├── UnknownModel             the request names a model that is not served here
+│   └── ContextTooLong           prompt (and what is to be generated) exceed the context
+├── SettingError(ValueError)     a setting of the engine or the command line that cannot work
+├── ModelNotFound                a model reference that leads nowhere
+├── DownloadError                a fetch that failed: network, disk full, hash differs
+├── BadModelFile                 a file that is damaged, hostile or not supported
+├── CapacityError                right, but more than fits now: memory, queue
+└── EngineError                  our bug, or the engine process died
 """
 
 from __future__ import annotations

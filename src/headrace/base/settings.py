@@ -27,7 +27,7 @@ class EngineSettings:
     kv_cache_memory_bytes: size of the KV cache; None takes enough for `max_num_seqs` sequences of 1,024 tokens, and
         for one of `max_model_len`, within the free memory.
     threads: of the native pool; 0 takes what the machine allows this process.
-    batching: "continuous", or for comparison "static": a batch is filled, runs until all of it has ended, then the next.
+    batching: "continuous", or for comparison "static": a batch is filled and runs until all of it has ended.
     kv_cache: False recomputes the whole sequence at each step, for comparison.
     backend: "cpu", or "reference" (numpy, slow: the specification).
     isa: "scalar", "avx2" or "avx512"; "" takes the best of the machine, or the environment's HEADRACE_ISA.

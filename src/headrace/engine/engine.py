@@ -23,14 +23,17 @@ _REMEMBERED = 16384  # sequences whose request the trace can still name
 
 
 class Engine:
-    """Sequences of requests on one model. Not thread-safe: one caller adds, aborts and steps."""
+    """Sequences of requests on one model. Not thread-safe: one caller adds, aborts and steps.
 
-    def __init__(self, model: LoadedModel, settings: EngineSettings, info: ModelInfo) -> None:
+    tokens: rows of a step at most.
+    """
+
+    def __init__(self, model: LoadedModel, settings: EngineSettings, info: ModelInfo, tokens: int) -> None:
         self.model = model
         self.info = info
         limits = Limits(
             max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=model.limits.tokens,
+            max_num_batched_tokens=tokens,
             max_model_len=info.max_model_len,
             pages=info.pages,
             page_size=PAGE,
@@ -38,7 +41,7 @@ class Engine:
             batching=settings.batching,
             kv_cache=settings.kv_cache,
         )
-        self.scheduler = Scheduler(limits, salt=model.fingerprint)
+        self.scheduler = Scheduler(limits, salt=f"{model.checkpoint.fingerprint}:{settings.backend}")
         self.runner = Runner(
             model.executor, max_num_seqs=settings.max_num_seqs, context=limits.context, vocab=info.vocab_size
         )
@@ -242,8 +245,8 @@ def page_count(settings: EngineSettings, context: int, page_bytes: int, free_byt
         pages, limit = min(wanted, int(free_bytes * 0.6) // page_bytes), "free memory"
     if pages < needed:
         raise CapacityError(
-            f"the KV cache of one sequence of {context} tokens needs {needed * page_bytes / 2**20:.0f} MiB, and {limit} "
-            f"allows {max(pages, 0) * page_bytes / 2**20:.0f} MiB; "
+            f"the KV cache of one sequence of {context} tokens needs {needed * page_bytes / 2**20:.0f} MiB, "
+            f"and {limit} allows {max(pages, 0) * page_bytes / 2**20:.0f} MiB; "
             + (f"use --max-model-len {pages * PAGE}" if pages > 0 else "give the KV cache more memory")
         )
     return pages

@@ -51,7 +51,10 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One choice. logprobs: one dict a token, if asked for. stop_reason: the stop string or id; None for the model's own."""
+    """One choice. logprobs: one dict a token, if asked for.
+
+    stop_reason: the stop string or id of the request that ended it; None for the model's own end.
+    """
 
     index: int
     text: str = ""

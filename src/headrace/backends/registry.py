@@ -1,0 +1,22 @@
+"""Back ends by name, each imported only when asked for: the optional ones bring large libraries."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from headrace.backends import Backend
+from headrace.base.errors import SettingError
+
+_MAKERS = {
+    "cpu": ("headrace.backends.cpu", "CpuBackend"),
+    "reference": ("headrace.backends.reference", "ReferenceBackend"),
+}
+
+
+def backend_named(name: str, isa: str = "") -> Backend:
+    """The back end of that name; isa: the instruction set for "cpu", "" for the best."""
+    if name not in _MAKERS:
+        raise SettingError(f"backend must be one of {', '.join(_MAKERS)}, got {name!r}", param="backend")
+    module, maker = _MAKERS[name]
+    made: Backend = getattr(import_module(module), maker)(**({"isa": isa} if name == "cpu" and isa else {}))
+    return made

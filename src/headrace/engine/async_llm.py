@@ -1,0 +1,62 @@
+"""`AsyncLLM`: a model in a process of its own, for asyncio programs. vLLM's class and method names."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from headrace.base.settings import EngineSettings
+from headrace.core.sampling import SamplingParams
+from headrace.engine.client import EngineClient, Stream
+from headrace.engine.output import CompletionOutput, RequestOutput
+
+
+class AsyncLLM:
+    """Generates for many callers at once. Make it with ``await AsyncLLM.start(model, **settings)``."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        self._streams: dict[str, Stream] = {}
+
+    @classmethod
+    async def start(cls, model: str | None = None, **settings: Any) -> AsyncLLM:
+        """Load a model; settings are those of `EngineSettings`."""
+        return cls(await EngineClient.start(EngineSettings.of(model, **settings)))
+
+    async def generate(
+        self, prompt: str | dict[str, Any], sampling_params: SamplingParams, request_id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Yields the answer so far, each time with what came since; the last one is `finished`.
+
+        prompt: a text, or ``{"prompt_token_ids": ids}``. Leaving the loop gives the request up.
+        """
+        text = prompt if isinstance(prompt, str) else prompt.get("prompt")
+        ids = prompt["prompt_token_ids"] if isinstance(prompt, dict) and "prompt_token_ids" in prompt else None
+        if ids is None:
+            ids = self.client.tokenizer.encode(text or "")
+        name = request_id or uuid.uuid4().hex
+        stream = self.client.submit(ids, sampling_params, request_id=name)
+        self._streams[name] = stream
+        out = RequestOutput(name, text, ids, [CompletionOutput(i) for i in range(sampling_params.n)], stream.seed)
+        out.metrics = stream.metrics
+        try:
+            async with stream:
+                async for deltas in stream:
+                    for delta in deltas:
+                        out.outputs[delta.index].add(delta)
+                    out.num_cached_tokens, out.prompt_logprobs = stream.cached_tokens, stream.prompt_logprobs
+                    out.finished = all(choice.finish_reason is not None for choice in out.outputs)
+                    yield out
+        finally:
+            self._streams.pop(name, None)
+
+    async def abort(self, request_id: str) -> None:
+        """Give a request up; its iterator ends, with finish reason "abort"."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.cancel()
+
+    async def shutdown(self) -> None:
+        """End the process."""
+        await self.client.close()

@@ -1,0 +1,310 @@
+"""The engine from the other side of the socket: submit requests, read their news as text, know when it has died.
+
+Runs on an asyncio loop. Owes each open stream an end: its last news, or an error within a moment of the engine's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from headrace.base.errors import EngineError, RequestError
+from headrace.base.log import log
+from headrace.base.settings import EngineSettings
+from headrace.core.sampling import SamplingParams
+from headrace.engine.loading import TextSide, find, open_text
+from headrace.engine.messages import (
+    Abort,
+    Add,
+    AskTrace,
+    Failed,
+    FromEngine,
+    ModelInfo,
+    News,
+    Quit,
+    Ready,
+    Refused,
+    Stats,
+    Stopped,
+    ToEngine,
+    TraceReply,
+    Update,
+)
+from headrace.engine.output import ChoiceText, Delta, Logprobs, RequestMetrics, readable_prompt
+from headrace.engine.process import HEADER, Start, revived
+from headrace.engine.requests import checked
+
+
+class Stream:
+    """The news of one request: an async iterator of lists of `Delta`, one list for what came since the last.
+
+    Ends when every choice has. `aclose`, or leaving an ``async with``, gives the request up.
+    cached_tokens: prompt tokens found in the prefix cache; prompt_logprobs: both known with the first news.
+    """
+
+    def __init__(self, client: EngineClient, request: Add) -> None:
+        self.request_id = request.request_id
+        self.prompt_token_ids = request.prompt
+        self.seed = request.seed
+        self.cached_tokens = 0
+        self.prompt_logprobs: list[Logprobs | None] | None = None
+        self.metrics = RequestMetrics(arrival=request.arrival)
+        self._client = client
+        self._choices = [
+            ChoiceText(client.tokenizer, request.params, i, request.prompt) for i in range(request.params.n)
+        ]
+        self._news: list[Update] = []
+        self._error: Exception | None = None
+        self._wake = asyncio.Event()
+
+    def __aiter__(self) -> AsyncIterator[list[Delta]]:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        while True:
+            deltas = self._deltas()
+            if deltas:
+                return deltas
+            if self._error is not None:
+                raise self._error
+            if self._finished():
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Nobody reads on: the engine frees what the request holds."""
+        self._client.leave(self, abort=not self._finished())
+
+    def cancel(self) -> None:
+        """Give the request up from elsewhere: whoever reads the stream hears that it was aborted."""
+        if not self._finished():
+            self._client.leave(self, abort=True)
+            for choice in range(len(self._choices)):
+                self.push(Update(self.request_id, choice, [], reason="abort"))
+
+    def push(self, update: Update) -> None:
+        """The engine's side: news has come."""
+        self._news.append(update)
+        self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        """The engine's side: no more news will come."""
+        self._error = error
+        self._wake.set()
+
+    def _finished(self) -> bool:
+        return all(choice.finished for choice in self._choices)
+
+    def _deltas(self) -> list[Delta]:
+        news, self._news = self._news, []
+        deltas = []
+        for update in news:
+            choice = self._choices[update.choice]
+            if choice.finished:
+                continue
+            self._note(update)
+            delta = choice.push(update)
+            deltas.append(delta)
+            if choice.finished and update.reason is None:
+                self._client.send(Stopped(self.request_id, update.choice, str(delta.stop_reason)))
+        if deltas and self._finished():
+            self.metrics.finished = time.monotonic()
+            self._client.leave(self, abort=False)
+        return deltas
+
+    def _note(self, update: Update) -> None:
+        if update.choice == 0:
+            self.cached_tokens = update.cached
+        self.metrics.scheduled = self.metrics.scheduled or update.scheduled
+        self.metrics.first_token = self.metrics.first_token or time.monotonic()
+        self.metrics.preemptions = max(self.metrics.preemptions, update.preemptions)
+        if update.prompt_logprobs is not None and self.prompt_logprobs is None:
+            self.prompt_logprobs = readable_prompt(update.prompt_logprobs, self._client.tokenizer)
+
+
+class EngineClient:
+    """One engine process and the streams that are open on it. Make it with `start`."""
+
+    def __init__(self, text: TextSide, info: ModelInfo, process: subprocess.Popen[bytes]) -> None:
+        self.info = info
+        self.tokenizer = text.tokenizer
+        self.template = text.template
+        self.alive = True
+        self.stopped = asyncio.Event()
+        self._process = process
+        self._streams: dict[str, Stream] = {}
+        self._stats = Stats(pages=info.pages)
+        self._tickets: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}
+        self._ticket = 0
+        self._encoder = msgspec.msgpack.Encoder()
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+        self._listener: asyncio.Task[None]
+
+    @classmethod
+    async def start(cls, settings: EngineSettings) -> EngineClient:
+        """Find the model, start the process, wait until it can take requests; raises what went wrong."""
+        path = await asyncio.to_thread(find, settings)
+        ours, process = _spawn()
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            text = await asyncio.to_thread(open_text, settings, path)
+            start = Start(settings, str(path), text.tokenizer.vocab_size, dict(text.generation))
+            _write(writer, msgspec.msgpack.encode(start))
+            answer = await _read(reader)
+            if isinstance(answer, Failed):
+                raise revived(answer)
+            if not isinstance(answer, Ready):
+                raise EngineError("the engine process ended before it was ready")
+        except BaseException:
+            process.kill()
+            process.wait()
+            ours.close()
+            raise
+        client = cls(text, answer.info, process)
+        client._reader, client._writer = reader, writer
+        client._listener = asyncio.create_task(client._listen())
+        return client
+
+    def submit(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Stream:
+        """A request on its way. RequestError at once for what can be known here; EngineError without an engine."""
+        if not self.alive:
+            raise EngineError("the engine has stopped")
+        if request_id in self._streams:
+            raise RequestError(f"request id {request_id!r} is in use", param="request_id")
+        request = checked(
+            prompt_ids,
+            params,
+            self.info,
+            self.tokenizer,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        stream = self._streams[request_id] = Stream(self, request)
+        self.send(request)
+        return stream
+
+    def stats(self) -> Stats:
+        """The latest snapshot that the engine sent."""
+        return self._stats
+
+    async def trace(self, last: int = 100) -> list[dict[str, Any]]:
+        """The last records of the step trace."""
+        if not self.alive:
+            raise EngineError("the engine has stopped")
+        self._ticket += 1
+        future: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
+        self._tickets[self._ticket] = future
+        self.send(AskTrace(last, self._ticket))
+        return await future
+
+    async def close(self, timeout: float = 5.0) -> None:
+        """End the process: asked first, killed after `timeout` seconds. Open streams end with an error."""
+        self.send(Quit())
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._listener), timeout)
+        if self._process.poll() is None:
+            try:
+                await asyncio.to_thread(self._process.wait, timeout)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                await asyncio.to_thread(self._process.wait)
+        await self._listener
+        self._writer.close()
+
+    def send(self, message: ToEngine) -> None:
+        """One message; silently nothing when the engine is gone, as its streams will hear."""
+        if self.alive:
+            _write(self._writer, self._encoder.encode(message))
+
+    def leave(self, stream: Stream, *, abort: bool) -> None:
+        """A stream is done with."""
+        if self._streams.pop(stream.request_id, None) is not None and abort:
+            self.send(Abort(stream.request_id))
+
+    async def _listen(self) -> None:
+        try:
+            while (message := await _read(self._reader)) is not None:
+                self._hear(message)
+        except Exception:
+            log.exception("the engine's message could not be read")
+        self.alive = False
+        error = EngineError("the engine process has stopped")
+        for stream in list(self._streams.values()):
+            stream.fail(error)
+        for future in self._tickets.values():
+            if not future.done():
+                future.set_exception(error)
+        self._streams.clear()
+        self._tickets.clear()
+        self.stopped.set()
+
+    def _hear(self, message: FromEngine) -> None:
+        if isinstance(message, News):
+            self._stats = message.stats
+            for update in message.updates:
+                stream = self._streams.get(update.request_id)
+                if stream is not None:
+                    stream.push(update)
+        elif isinstance(message, Refused):
+            stream = self._streams.pop(message.request_id, None)
+            if stream is not None:
+                stream.fail(RequestError(message.message, param=message.param, code=message.code))
+        elif isinstance(message, TraceReply):
+            future = self._tickets.pop(message.ticket, None)
+            if future is not None and not future.done():
+                future.set_result(message.records)
+
+
+_DECODER: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def _write(writer: asyncio.StreamWriter, payload: bytes) -> None:
+    writer.write(HEADER.pack(len(payload)) + payload)
+
+
+async def _read(reader: asyncio.StreamReader) -> FromEngine | None:
+    """The next message; None when the other end has gone."""
+    try:
+        (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+        return _DECODER.decode(await reader.readexactly(size))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+def _spawn() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The engine process and our end of the socket. It gets a process group of its own: Ctrl-C is for us to handle."""
+    ours, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace.engine.process", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    theirs.close()
+    ours.setblocking(False)
+    return ours, process

@@ -1,0 +1,118 @@
+"""From settings to a model that can take requests: the text side (tokenizer, template) and the engine.
+
+The two sides open the same file in different processes under the server, and in one process under `LLM`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.backends import Backend, Limits
+from headrace.backends.registry import backend_named
+from headrace.base.errors import SettingError
+from headrace.base.settings import PAGE, EngineSettings
+from headrace.engine.engine import Engine, context_length, page_count
+from headrace.engine.messages import ModelInfo
+from headrace.runtime.load import Prepared, load_model, prepare
+from headrace.text import ChatTemplate, Tokenizer
+from headrace.weights import open_checkpoint, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What turns words into ids and back. template: None when the model brings none and none was given."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    generation: Mapping[str, Any]
+
+
+def find(settings: EngineSettings) -> Path:
+    """The model's file or folder on this machine, fetched if need be."""
+    return resolve(settings.model, revision=settings.revision)
+
+
+def open_text(settings: EngineSettings, path: Path) -> TextSide:
+    """The tokenizer and chat template that the settings ask for, or the model brings."""
+    checkpoint = open_checkpoint(path)
+    source = open_checkpoint(resolve(settings.tokenizer)) if settings.tokenizer else checkpoint
+    tokenizer = Tokenizer.from_gguf(source.config) if source.kind == "gguf" else Tokenizer.from_folder(source.path)
+    text = tokenizer.chat_template
+    if settings.chat_template is not None:
+        text = _template_text(settings.chat_template)
+    template = None if text is None else ChatTemplate(text, tokenizer)
+    return TextSide(tokenizer, template, checkpoint.generation)
+
+
+def _template_text(given: str) -> str:
+    """A template given inline (it holds braces) or as the path of a file."""
+    if "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"chat_template {given!r} cannot be read: {error}", param="chat_template") from error
+
+
+def load_engine(settings: EngineSettings, path: Path, vocab_size: int, generation: Mapping[str, Any]) -> Engine:
+    """The engine of a model on this machine. vocab_size: ids that the tokenizer knows; others are never drawn."""
+    start = time.perf_counter()
+    backend = backend_named(settings.backend, settings.isa)
+    prepared = prepare(path)
+    context = context_length(settings, prepared.config.context)
+    vocab = min(vocab_size, prepared.config.vocab)
+    limits = _limits(settings, prepared, backend, context, vocab)
+    model = load_model(prepared, backend, limits)
+    info = ModelInfo(
+        name=settings.model,
+        architecture=prepared.config.architecture,
+        max_model_len=context,
+        vocab_size=vocab,
+        page_tokens=PAGE,
+        pages=limits.pages,
+        page_bytes=model.executor.page_bytes,
+        weight_bytes=model.executor.weight_bytes,
+        max_logprobs=settings.max_logprobs,
+        threads=model.executor.threads,
+        isa=model.executor.isa,
+        load_seconds=time.perf_counter() - start,
+        generation=dict(generation),
+    )
+    return Engine(model, settings, info, limits.tokens)
+
+
+def _limits(settings: EngineSettings, prepared: Prepared, backend: Backend, context: int, vocab: int) -> Limits:
+    tokens = settings.max_num_batched_tokens if settings.kv_cache else max(settings.max_num_batched_tokens, context)
+    page_bytes = backend.page_bytes(prepared.program)
+    weight_bytes = sum(prepared.sizes().values())
+    return Limits(
+        tokens=tokens,
+        sequences=settings.max_num_seqs,
+        pages=page_count(settings, context, page_bytes, max(available_memory() - weight_bytes, 0)),
+        context=context,
+        vocab=vocab,
+        threads=settings.threads,
+    )
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: what the system has left, or less under a cgroup's limit."""
+    free = 1 << 62
+    for line in _lines("/proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0] != "max":
+        free = min(free, int(limit[0]) - int(used[0]))
+    return max(free, 0)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

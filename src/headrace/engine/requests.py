@@ -1,0 +1,77 @@
+"""The check that every request passes before an engine sees it: a caller's mistakes end here, with the field's name."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Sequence
+
+from headrace.base.errors import ContextTooLong, RequestError
+from headrace.core.sampling import SamplingParams
+from headrace.engine.messages import Add, ModelInfo
+from headrace.text import Tokenizer
+
+
+def checked(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    info: ModelInfo,
+    tokenizer: Tokenizer,
+    *,
+    request_id: str,
+    priority: int = 0,
+    cache_salt: str = "",
+) -> Add:
+    """The request as the engine takes it; RequestError (ContextTooLong) names what to change."""
+    params = dataclasses.replace(params)
+    params.validate(info.vocab_size, info.max_logprobs)
+    check_prompt(prompt, params, info)
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise RequestError(f"priority must be a 32-bit integer, got {priority!r}", param="priority")
+    if not isinstance(cache_salt, str):
+        raise RequestError(f"cache_salt must be a string, got {cache_salt!r}", param="cache_salt")
+    if params.bad_words:
+        words = [ids for word in params.bad_words for ids in spellings(word, tokenizer)]
+        params.bad_token_ids = (params.bad_token_ids or []) + words
+    return Add(
+        request_id=request_id,
+        prompt=list(prompt),
+        params=params,
+        seed=(secrets.randbits(63) if params.seed is None else params.seed) & (2**64 - 1),
+        stop_ids=sorted(i for i in tokenizer.stop_ids if i < info.vocab_size),
+        priority=priority,
+        cache_salt=cache_salt,
+        arrival=time.monotonic(),
+    )
+
+
+def check_prompt(prompt: Sequence[int], params: SamplingParams, info: ModelInfo) -> None:
+    """Ids within the vocabulary, at least one, and no more than the context holds."""
+    if not prompt:
+        raise RequestError("the prompt is empty: it must have at least one token", param="prompt")
+    room = info.max_model_len - (0 if params.max_tokens == 0 else 1)
+    if len(prompt) > room:
+        raise ContextTooLong(
+            f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt contains "
+            f"{len(prompt)} input tokens"
+            + (" and an answer needs room for at least one more" if len(prompt) == info.max_model_len else "")
+            + ". Please reduce the length of the input prompt.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < info.vocab_size:
+            raise RequestError(
+                f"the prompt holds {token!r}, which is no token id: ids are integers from 0 to {info.vocab_size - 1}",
+                param="prompt",
+            )
+
+
+def spellings(word: str, tokenizer: Tokenizer) -> list[list[int]]:
+    """How a bad word can be spelled in tokens: at the start of a text, and after a space."""
+    both = [tokenizer.encode(text, add_special_tokens=False, parse_special=False) for text in (word, " " + word)]
+    unique = [ids for i, ids in enumerate(both) if ids and ids not in both[:i]]
+    if not unique:
+        raise RequestError(f"bad_words holds {word!r}, which has no tokens", param="bad_words")
+    return unique
