@@ -11,7 +11,7 @@ Weights = Mapping[str, Weight]
 
 
 def attention(ops: Recorder, c: Config, w: Weights, step: StepInputs, i: int, h: Value) -> Value:
-    """Layer i's attention before its output matrix: [T, dim] -> [T, heads * head_dim]. Norms of q and k where w has them."""
+    """Layer i's attention up to its output matrix, [T, dim] -> [T, heads * head_dim]. Norms of q and k if in w."""
     q, k, v = ops.qkv(h, w[f"{i}.attn.qkv"], c.heads, c.kv_heads, c.head_dim, w.get(f"{i}.attn.qkv.bias"))
     if f"{i}.attn.q_norm" in w:
         q = ops.norm(q, w[f"{i}.attn.q_norm"], c.eps, heads=c.heads)

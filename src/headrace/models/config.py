@@ -1,6 +1,6 @@
 """What a model is in numbers: one frozen record for all architectures, read the same way for all of them.
 
-Each architecture's `config` starts from `decoder` and replaces what it does differently. Knows nothing of weights' formats.
+Each architecture's `config` starts from `decoder` and replaces what it does differently. Knows nothing of formats.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def decoder(keys: Keys, activation: Activation = "silu") -> Config:
     layers = keys.whole("layers", high=1024)
     head_dim = _head_dim(keys, dim, heads)
     if heads % kv_heads:
-        raise keys.bad(f"{keys.spelled('heads')} = {heads} is not a multiple of {keys.spelled('kv_heads')} = {kv_heads}")
+        names = keys.spelled("heads"), keys.spelled("kv_heads")
+        raise keys.bad(f"{names[0]} = {heads} is not a multiple of {names[1]} = {kv_heads}")
     rope = read_rope(keys, head_dim)
     return Config(
         architecture=keys.architecture,
@@ -120,7 +121,7 @@ def _head_dim(keys: Keys, dim: int, heads: int) -> int:
     if head_dim % 2:
         raise keys.bad(f"{keys.spelled('head_dim')} = {head_dim} is odd; rotary pairs need an even one")
     if keys.whole("value_dim", head_dim) != head_dim:
-        raise keys.bad(f"{keys.spelled('value_dim')} differs from {keys.spelled('head_dim')} = {head_dim}: not supported")
+        raise keys.bad(f"{keys.spelled('value_dim')} differs from the {head_dim} of q and k: not supported")
     return head_dim
 
 
@@ -153,7 +154,9 @@ _LAYER_TYPES = {"sliding_attention": True, "full_attention": False}
 
 
 def _local_layers(keys: Keys, layers: int, default: Sequence[bool]) -> Sequence[bool]:
-    types = None if keys.gguf else keys.raw.get("layer_types")
+    if keys.gguf:
+        return _gguf_local_layers(keys, layers, default)
+    types = keys.raw.get("layer_types")
     if types is None:
         return default
     if not isinstance(types, list) or len(types) != layers:
@@ -161,6 +164,20 @@ def _local_layers(keys: Keys, layers: int, default: Sequence[bool]) -> Sequence[
     if unknown := [t for t in types if not isinstance(t, str) or t not in _LAYER_TYPES]:
         raise keys.bad(f"the layer type {unknown[0]!r} is not supported; known: {', '.join(_LAYER_TYPES)}")
     return [_LAYER_TYPES[t] for t in types]
+
+
+def _gguf_local_layers(keys: Keys, layers: int, default: Sequence[bool]) -> Sequence[bool]:
+    """A list says for each layer whether it is local; a number n, that every n-th is not; nothing, the architecture."""
+    name = f"{keys.architecture}.attention.sliding_window_pattern"
+    pattern = keys.raw.get(name)
+    if pattern is None:
+        return default
+    if not isinstance(pattern, list):
+        every = keys.check_whole(name, pattern)
+        return [(i + 1) % every != 0 for i in range(layers)]
+    if len(pattern) != layers or any(v not in (0, 1) for v in pattern):
+        raise keys.bad(f"{name} must list {layers} booleans")
+    return [bool(v) for v in pattern]
 
 
 def optional_sliding(keys: Keys, layers: int) -> tuple[int, ...]:

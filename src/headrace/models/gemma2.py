@@ -1,4 +1,4 @@
-"""Gemma 2 (Google 2024): norms on both sides of each block, every other layer local, scores and logits capped by tanh."""
+"""Gemma 2 (Google 2024): norms on both sides of each block, every other layer local, scores and logits capped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ BY_WIDTH = 46
 
 
 def config(keys: Keys) -> Config:
-    keys = keys.with_defaults(attention_softcap=50.0, logit_softcap=30.0, window=4096, head_dim=None if keys.gguf else 256)
+    head_dim = None if keys.gguf else 256
+    keys = keys.with_defaults(attention_softcap=50.0, logit_softcap=30.0, window=4096, head_dim=head_dim)
     c = decoder(keys, activation="gelu_tanh")
     return replace(
         c,
@@ -51,7 +52,7 @@ def attention_scale(keys: Keys, c: Config, by_width: int) -> float:
     if keys.gguf:
         return float((c.dim / c.heads if c.layers == by_width else c.head_dim) ** -0.5)
     scalar = keys.raw.get("query_pre_attn_scalar")
-    return float(keys.check_real("query_pre_attn_scalar", 256 if scalar is None else scalar) ** -0.5)
+    return float(keys.check_real("query_pre_attn_scalar", 256 if scalar is None else scalar, low=1e-6) ** -0.5)
 
 
 def forward(ops: Recorder, c: Config, w: Weights, step: StepInputs) -> Value:

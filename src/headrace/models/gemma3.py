@@ -1,4 +1,4 @@
-"""Gemma 3, text (Google 2025): Gemma 2 without caps, with norms of q and k, five local layers to a global one, two ropes."""
+"""Gemma 3, text (Google 2025): Gemma 2 without caps; norms of q and k, five local layers to a global one, two ropes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ BY_WIDTH = 62
 LOCAL_THETA = 10000.0
 
 # What transformers fills in: the text halves of larger checkpoints leave these out.
-DEFAULTS = {"heads": 8, "kv_heads": 4, "head_dim": 256, "vocab": 262208, "eps": 1e-6, "context": 131072, "rope_theta": 1e6}
+DEFAULTS = {
+    "heads": 8,
+    "kv_heads": 4,
+    "head_dim": 256,
+    "vocab": 262208,
+    "eps": 1e-6,
+    "context": 131072,
+    "rope_theta": 1e6,
+}
 
 
 def config(keys: Keys) -> Config:

@@ -1,4 +1,4 @@
-"""Granite 3, dense (IBM 2024): a Llama with constants on the embedding, the residual branches, attention and the logits."""
+"""Granite 3, dense (IBM 2024): a Llama with constants on embedding, residual branches, attention and logits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reads a checkpoint's configuration: typed, bounded values under one name, whatever the file calls them.
 
-Owes: for each of our names the key of Hugging Face's config.json and of GGUF metadata, and a `BadModelFile` that names the
-key whenever a value is missing, of the wrong type or absurd. Does not know what an architecture does with the values.
+Owes: for each of our names the key of Hugging Face's config.json and of GGUF metadata, and a `BadModelFile` that names
+the key whenever a value is missing, of the wrong type or absurd. Does not know what an architecture does with a value.
 Sources: transformers' configuration classes; ggml-org/ggml, docs/gguf.md.
 """
 
@@ -16,7 +16,7 @@ from headrace.base.errors import BadModelFile
 
 Kind = Literal["gguf", "safetensors"]
 
-# Our name: (keys of config.json, the first that is there counts; key of GGUF metadata, after the architecture's prefix).
+# Our name: (keys of config.json, the first that is there counts; key of GGUF metadata after the architecture's prefix).
 NAMES: dict[str, tuple[tuple[str, ...], str]] = {
     "layers": (("num_hidden_layers",), "block_count"),
     "dim": (("hidden_size",), "embedding_length"),

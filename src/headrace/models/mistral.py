@@ -12,5 +12,7 @@ __all__ = ["WEIGHTS", "config", "forward"]
 
 
 def config(keys: Keys) -> Config:
+    if "sliding_window" not in keys.raw:
+        keys = keys.with_defaults(window=4096)  # as transformers does; null means none
     c = decoder(keys)
     return replace(c, windows=sliding(keys, c.layers, [True] * c.layers))

@@ -1,4 +1,4 @@
-"""Mixtral (Jiang et al. 2024): a Mistral whose MLP is a mixture of experts, the weights of those taken summing to one."""
+"""Mixtral (Jiang et al. 2024): a Mistral whose MLP is a mixture of experts; the weights of those taken sum to one."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ WEIGHTS = (
     ),
 )
 
+MOST_EXPERTS = 1 << 16
+"""In all layers together; a damaged file is refused before its table is laid out."""
+
 
 def config(keys: Keys) -> Config:
     c = decoder(keys)
@@ -40,6 +43,8 @@ def config(keys: Keys) -> Config:
 
 def with_experts(keys: Keys, c: Config) -> Config:
     experts = keys.whole("experts", high=512)
+    if c.layers * experts > MOST_EXPERTS:
+        raise keys.bad(f"{c.layers} layers of {experts} experts are more than any model has")
     used = keys.whole("experts_used", high=experts)
     return replace(c, experts=experts, experts_used=used)
 

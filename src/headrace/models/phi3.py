@@ -1,4 +1,4 @@
-"""Phi 3 and 4 mini (Microsoft 2024): a Llama whose checkpoints fuse q, k and v, and gate and up; part of a head may turn."""
+"""Phi 3 and 4 mini (Microsoft 2024): a Llama that fuses q, k and v, and gate and up; part of a head may turn."""
 
 from __future__ import annotations
 

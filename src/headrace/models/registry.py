@@ -18,7 +18,7 @@ class Architecture(Protocol):
     """What each file of this folder holds."""
 
     @property
-    def WEIGHTS(self) -> tuple[Row, ...]: ...  # noqa: N802 - a constant of the module
+    def WEIGHTS(self) -> tuple[Row, ...]: ...
 
     def config(self, keys: Keys) -> Config: ...
 
@@ -51,14 +51,14 @@ GGUF: dict[str, Architecture] = {
     "qwen3moe": qwen3_moe,
 }
 
-# The part of a name of a tensor that follows its layer, for every architecture, experts by pattern.
+# What the tensors of a layer are called after its number, by every architecture; "{e}" for the number of an expert.
 KNOWN = frozenset(
     name
     for module in (*HF.values(), *GGUF.values())
     for row in module.WEIGHTS
     if "{i}" in row.name
     for piece in row.pieces
-    for name in (piece.hf.replace("{e}", "0"), piece.gguf)
+    for name in (piece.hf, piece.gguf)
 )
 
 
@@ -97,11 +97,13 @@ def _find(raw: Mapping[str, Any], kind: Kind, file: str) -> tuple[str, Architect
     return name, mixtral if mixture else known[name]
 
 
-def describe(raw: Mapping[str, Any], kind: Kind, shapes: Mapping[str, tuple[int, ...]], file: str = "the model") -> Model:
+def describe(
+    raw: Mapping[str, Any], kind: Kind, shapes: Mapping[str, tuple[int, ...]], file: str = "the model"
+) -> Model:
     """Reads a configuration, for a file whose tensors have these shapes.
 
-    Raises `BadModelFile` (naming `file`) for an architecture, activation, rope kind or feature that isn't supported, and for
-    numbers that make no sense. Whether the tensors fit the table is for the caller to check.
+    Raises `BadModelFile` (naming `file`) for an architecture, activation, rope kind or feature that is not supported,
+    and for numbers that make no sense. Whether the tensors fit the table is for the caller to check.
     """
     if kind == "safetensors":
         raw = _text_half(raw)

@@ -22,7 +22,7 @@ def read_rope(keys: Keys, head_dim: int, layer_type: str = "full_attention") -> 
 
 
 def hf_parameters(keys: Keys, layer_type: str) -> Params:
-    """`rope_parameters` or the older `rope_scaling`, of one layer type where they are given for each; {} for neither."""
+    """`rope_parameters` or the older `rope_scaling`, of one layer type if they are given for each; {} for neither."""
     name = "rope_parameters" if keys.raw.get("rope_parameters") is not None else "rope_scaling"
     params = keys.raw.get(name)
     if isinstance(params, Mapping) and layer_type in params:
@@ -61,8 +61,9 @@ def _number(keys: Keys, params: Params, name: str, default: float | None = None)
 
 
 def _original(keys: Keys, params: Params) -> int:
-    value = params.get("original_max_position_embeddings", keys.raw.get("original_max_position_embeddings"))
-    return keys.check_whole("rope original_max_position_embeddings", keys.get("context") if value is None else value, high=1 << 31)
+    name = "original_max_position_embeddings"
+    value = params.get(name, keys.raw.get(name))
+    return keys.check_whole(f"rope {name}", keys.get("context") if value is None else value, high=1 << 31)
 
 
 def _default(keys: Keys, params: Params) -> dict[str, Any]:
@@ -100,7 +101,8 @@ def _yarn_magnitude(keys: Keys, params: Params, factor: float) -> float | None:
         return _number(keys, params, "attention_factor")
     if not params.get("mscale") or not params.get("mscale_all_dim"):
         return None
-    over, under = (0.1 * _number(keys, params, m) * math.log(max(factor, 1.0)) + 1.0 for m in ("mscale", "mscale_all_dim"))
+    log = math.log(max(factor, 1.0))
+    over, under = (0.1 * _number(keys, params, name) * log + 1.0 for name in ("mscale", "mscale_all_dim"))
     return over / under
 
 

@@ -18,10 +18,11 @@ def config(keys: Keys) -> Config:
 
 
 def _turning(keys: Keys, layers: int) -> list[bool]:
-    """Which layers turn: the list of the config (1: turns), or all but every n-th. GGUF files don't say: all but every 4th."""
+    """Which layers turn: those that the config lists as 1, or all but every n-th. GGUF files don't say: n is 4."""
     listed = None if keys.gguf else keys.raw.get("no_rope_layers")
     if listed is None:
-        every = 4 if keys.gguf else keys.check_whole("no_rope_layer_interval", keys.raw.get("no_rope_layer_interval", 4))
+        given = None if keys.gguf else keys.raw.get("no_rope_layer_interval")
+        every = keys.check_whole("no_rope_layer_interval", 4 if given is None else given)
         return [(i + 1) % every != 0 for i in range(layers)]
     if not isinstance(listed, list) or len(listed) != layers or any(v not in (0, 1) for v in listed):
         raise keys.bad(f"no_rope_layers must list {layers} zeros and ones")

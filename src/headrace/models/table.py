@@ -22,9 +22,9 @@ Transform = Literal["", "plus_one", "neox"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows that come from one tensor. rows: the name of their number (see `extents`). hf, gguf: names without their ends.
+    """Rows that come from one tensor. rows: the name of their number (see `extents`). hf, gguf: names without ends.
 
-    Transforms make up for what a format does to the numbers: `plus_one` adds 1, `neox` puts interleaved rotary pairs apart.
+    Transforms make up for what a format does to numbers: `plus_one` adds 1, `neox` parts interleaved rotary pairs.
     """
 
     rows: str
@@ -36,7 +36,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One of our weights. `{i}` in the name: one for each layer. columns: "" for a vector. stacked: one for each expert.
+    """One of our weights. `{i}` in the name: one a layer. columns: "" for a vector. stacked: one an expert.
 
     optional: the flag of `Config` that says whether there is one; where the file doesn't say, the tensors do.
     """
@@ -101,7 +101,7 @@ MLP = (MLP_NORM, GATE_UP, bias(GATE_UP, "mlp_bias"), DOWN, bias(DOWN, "mlp_bias"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One tensor of the file, or one of its slices [expert, rows, columns], as a piece of a weight. shape: the tensor's."""
+    """One tensor of the file, or one expert's slice of it, as a piece of a weight. shape: the whole tensor's."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -220,6 +220,7 @@ def lay_out(keys: Keys, c: Config, rows: Iterable[Row]) -> Table:
 
 # What the tensors of a layer are called by any of the supported architectures.
 _LAYER = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.(.+)\.(weight|bias)$")
+_EXPERT = re.compile(r"experts\.\d+\.")
 _HARMLESS = re.compile(r"rotary_emb\.inv_freq$|masked_bias$|attn\.bias$|^rope_freqs\.weight$")
 _OTHER_HALF = re.compile(r"(^|\.)(vision_tower|vision_model|multi_modal_projector|audio_tower)\.")
 
@@ -236,6 +237,6 @@ def leftovers(names: Iterable[str], table: Table, known: frozenset[str]) -> tupl
         if name in used or _HARMLESS.search(name) or _OTHER_HALF.search(name):
             continue
         layer = _LAYER.search(name)
-        needed = layer is not None and (layer[3] == "bias" or layer[2] in known)
+        needed = layer is not None and (layer[3] == "bias" or _EXPERT.sub("experts.{e}.", layer[2]) in known)
         (fatal if needed or name.endswith(".bias") else stray).append(name)
     return fatal, stray

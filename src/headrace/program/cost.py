@@ -14,7 +14,10 @@ from headrace.program.program import Op, Program
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A step's extents: each sequence's new rows and its context once they are in; rows with logits; bytes a KV element takes."""
+    """A step's extents.
+
+    rows, contexts: each sequence's new rows, and its tokens once they are in. logit_rows: R. kv_bytes: an element's.
+    """
 
     rows: Sequence[int]
     contexts: Sequence[int]
@@ -53,9 +56,8 @@ def _embed(op: Op, program: Program, sizes: Sizes, load: Load) -> Cost:
 def _matrices(op: Op, program: Program, sizes: Sizes, load: Load) -> Cost:
     rows = _extent(op, load)
     weights = [program.weights[w] for w in op.weights]
-    return Cost(
-        sum(sizes[w.name] for w in weights) if rows else 0, rows * sum(prod(w.shape) for w in weights if len(w.shape) > 1)
-    )
+    stored = sum(sizes[w.name] for w in weights)
+    return Cost(stored if rows else 0, rows * sum(prod(w.shape) for w in weights if len(w.shape) > 1))
 
 
 def _experts(op: Op, program: Program, sizes: Sizes, load: Load) -> Cost:

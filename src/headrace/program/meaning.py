@@ -1,7 +1,7 @@
 """What each op means, in plain numpy: the specification that every back end is tested against.
 
-One function an op kind, in the table `MEANING`. Values are float32, sums run in numpy's own order; a back end may sum in
-another order, and is held to a tolerance. Knows no devices, no formats (weights come as float32) and no requests.
+One function an op kind, in the table `MEANING`. Values are float32, sums run in numpy's own order; a back end may sum
+in another order, and is held to a tolerance. Knows no devices, no formats (weights come as float32) and no requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Keys and values of one layer, each float32 [pages, 32, kv_heads, head_dim]. rounded: keep bfloat16 values only."""
+    """Keys and values of one layer, each float32 [pages, 32, kv_heads, head_dim]. rounded: to bfloat16 when written."""
 
     keys: F32
     values: F32
@@ -35,7 +35,7 @@ class LayerCache:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What an op sees beside its inputs: the step, the cache by layer number, and cos and sin tables [positions, rotary/2]."""
+    """What an op sees beside its inputs: the step, the cache by layer, and cos and sin tables [positions, rotary/2]."""
 
     step: Step
     cache: Mapping[int, LayerCache]
@@ -99,7 +99,7 @@ def _softmax(scores: F32) -> F32:
 
 
 def _attend_one(op: Op, q: F32, keys: F32, values: F32, positions: Array) -> F32:
-    """Attention of the rows of one sequence: q [rows, heads * head_dim], keys and values [context, kv_heads, head_dim]."""
+    """The rows of one sequence: q [rows, heads * head_dim], keys and values [context, kv_heads, head_dim]."""
     rows, kv_heads, head_dim = len(q), op.attrs["kv_heads"], op.attrs["head_dim"]
     grouped = q.reshape(rows, kv_heads, -1, head_dim)
     scores = np.einsum("tkgd,ckd->tkgc", grouped, keys) * np.float32(op.attrs["scale"])

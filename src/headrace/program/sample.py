@@ -1,11 +1,11 @@
 """What sampling means, in plain numpy with float64 inside: the rules that every sampler keeps to.
 
-1. The raw distribution, which log-probabilities and ranks describe, is the softmax of the logits as the model gave them.
+1. Log-probabilities and ranks describe the raw distribution, the softmax of the logits as the model gave them.
 2. Masks forbid, then the bias is added, then penalties act on the ids of the row's list.
-3. Below `GREEDY` the best logit wins, ties to the lowest id. Else logits are divided by the temperature, cut by min_p, top_k
-   and top_p in this order, and the token is the arg-max of what is left plus Gumbel noise.
-4. Noise is a function of (seed, position, choice, id) alone: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
-   as 1, 2, 3", 2011) with key = seed, counter = (id / 4, position, choice, 0), word id % 4.
+3. Below `GREEDY` the best logit wins, ties to the lowest id. Else logits are divided by the temperature, cut by min_p,
+   top_k and top_p in this order, and the token is the arg-max of what is left plus Gumbel noise.
+4. Noise is a function of (seed, position, choice, id) alone: Philox4x32-10 (Salmon et al., "Parallel random numbers:
+   as easy as 1, 2, 3", 2011) with key = seed, counter = (id / 4, position, choice, 0), word id % 4.
 
 Knows arrays, not requests.
 """
@@ -98,9 +98,7 @@ def adjust(logits: F64, row: _Row) -> F64:
     ids, values = row.bias()
     np.add.at(out, ids, values.astype(np.float64))
     ids, counts = row.penalised()
-    repetition, frequency, presence = (
-        float(a[row.r]) for a in (row.at.repetition, row.at.frequency, row.at.presence)
-    )
+    repetition, frequency, presence = (float(a[row.r]) for a in (row.at.repetition, row.at.frequency, row.at.presence))
     listed = out[ids]
     listed = np.where(listed > 0, listed / repetition, listed * repetition)
     out[ids] = listed - frequency * counts - presence * (counts > 0)
@@ -121,7 +119,7 @@ def _cut_top_k(z: F64, top_k: int) -> F64:
 
 
 def _cut_top_p(z: F64, top_p: float) -> F64:
-    """Keeps the shortest run of best tokens whose mass reaches top_p; the one that crosses it is kept, so one always stays."""
+    """Keeps the shortest run of best tokens whose mass reaches top_p, with the one that crosses it: at least one."""
     if top_p >= 1:
         return z
     order = best_first(z)

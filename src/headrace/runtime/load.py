@@ -1,12 +1,11 @@
 """From a checkpoint to an executor: the only file where model, weights and back end meet.
 
-Owes: that every weight the model needs is in the file, with the right shape and finite numbers, and that nothing is left
-over which the model would have needed. Does not know requests, text or how a back end runs.
+Owes: that every weight the model needs is in the file, with the right shape and finite numbers, and that nothing is
+left over which the model would have needed. Does not know requests, text or how a back end runs.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -18,14 +17,13 @@ from numpy.typing import NDArray
 from headrace.backends import Backend, Executor, Limits
 from headrace.base.errors import BadModelFile
 from headrace.base.formats import F32
+from headrace.base.log import log
 from headrace.models import Config, Entry, Model, Source, describe, leftovers
 from headrace.models.registry import KNOWN
 from headrace.program import Part, Program, WeightData
 from headrace.program.cost import kv_bytes_per_token
 from headrace.quant.blocks import check_finite, dequantize
 from headrace.weights import Checkpoint, Tensor, open_checkpoint
-
-log = logging.getLogger("headrace")
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -62,6 +60,7 @@ class LoadedModel:
     config: Config
     program: Program
     executor: Executor
+    limits: Limits
     prepared: Prepared
 
     @property
@@ -83,12 +82,14 @@ def prepare(source: Path | Checkpoint) -> Prepared:
     return Prepared(checkpoint, model, program, CheckpointWeights(checkpoint, model))
 
 
-def load_model(source: Path | Checkpoint, backend: Backend, limits: Limits | Callable[[Prepared], Limits]) -> LoadedModel:
+def load_model(
+    source: Path | Checkpoint | Prepared, backend: Backend, limits: Limits | Callable[[Prepared], Limits]
+) -> LoadedModel:
     """A checkpoint's model, lowered by `backend`. limits: as they are, or decided once the model is known."""
-    prepared = prepare(source)
+    prepared = source if isinstance(source, Prepared) else prepare(source)
     settled = limits(prepared) if callable(limits) else limits
     executor = backend.executor(prepared.program, prepared.weights, settled)
-    return LoadedModel(prepared.config, prepared.program, executor, prepared)
+    return LoadedModel(prepared.config, prepared.program, executor, settled, prepared)
 
 
 def _with_rope_factors(checkpoint: Checkpoint, model: Model) -> Model:
@@ -147,7 +148,7 @@ class CheckpointWeights:
         self._config = model.config
 
     def load(self, name: str) -> WeightData:
-        """The rows of a weight, checked to be finite. Matrices stay in the file's formats, vectors become one float32 row."""
+        """A weight's rows, found to be finite. Matrices stay in the file's formats, vectors become one float32 row."""
         entry = self._entries[name]
         weight = entry.weight
         if len(weight.shape) == 1:

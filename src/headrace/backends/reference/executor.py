@@ -22,15 +22,23 @@ from headrace.quant.blocks import dequantize
 KvFormat = Literal["f32", "bf16"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReferenceBackend:
     """kv_format: "f32" keeps keys and values as they are; "bf16" rounds what is written, as the fast back ends do."""
 
     kv_format: KvFormat = "f32"
     name: str = "reference"
 
+    def page_bytes(self, program: Program) -> int:
+        """Bytes of one KV page over all layers: float32 in both formats."""
+        return _page_bytes(program)
+
     def executor(self, program: Program, weights: WeightSource, limits: Limits) -> ReferenceExecutor:
         return ReferenceExecutor(program, weights, limits, self.kv_format)
+
+
+def _page_bytes(program: Program) -> int:
+    return int(PAGE * kv_bytes_per_token(program, element=4))
 
 
 def _array(weights: WeightSource, weight: Weight, loaded: dict[str, F32]) -> F32:
@@ -55,7 +63,8 @@ class ReferenceExecutor:
         ropes: set[Rope] = {op.attrs["rope"] for op in program.ops if op.kind == "rope"}
         self._ropes = {rope: rope.table(limits.context) for rope in ropes}
         self.weight_bytes = sum({id(w): w.nbytes for w in self._weights.values()}.values())
-        self.page_bytes = int(PAGE * kv_bytes_per_token(program, 4))
+        self.page_bytes = _page_bytes(program)
+        self.threads, self.isa = 1, "numpy"
 
     def _layer(self, attrs: Mapping[str, Any], kv_format: KvFormat) -> LayerCache:
         shape = (self._limits.pages, PAGE, attrs["kv_heads"], attrs["head_dim"])
