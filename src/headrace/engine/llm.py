@@ -139,8 +139,7 @@ class LLM:
                 f"there are {count} prompts and {len(given)} sampling_params; give one, or as many as prompts",
                 param="sampling_params",
             )
-        prompts: list[Any] = list(given)
-    return prompts
+        return list(given)
 
     def _run(
         self,

@@ -1,0 +1,52 @@
+# Every target makes .venv by itself. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := CMakeLists.txt $(wildcard native/*) $(wildcard native/kernels/*)
+MODEL ?= smollm2-135m
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check bench soak fmt clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+# The package in editable mode, with its native module built: again when a native source or the dependencies change.
+$(STAMP): pyproject.toml $(NATIVE)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing headrace and building its native module (a minute or two) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check 'scikit-build-core>=0.11' 'nanobind>=2.8' ninja cmake
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev]'
+	@touch $@
+
+serve: $(STAMP) ## fetch MODEL (default smollm2-135m) and serve it on 127.0.0.1:8000
+	$(BIN)/headrace serve $(MODEL) $(ARGS)
+
+test: check ## everything that `check` does, and the tests on real models
+	$(BIN)/headrace pull smollm2-135m
+	@if [ -n "$$HEADRACE_ALL_MODELS" ]; then $(BIN)/headrace pull qwen2.5-coder-0.5b && $(BIN)/headrace pull gemma-3-270m; fi
+	$(BIN)/python -m pytest -m 'not soak and not quick' $(ARGS)
+
+check: $(STAMP) ## style, types, floors, and the tests that need no model
+	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror native/*.h native/*.cpp native/kernels/*.inl native/kernels/*.cpp
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -m quick $(ARGS)
+
+bench: $(STAMP) ## a short set of measurements; writes bench/results/
+	$(BIN)/python bench/run.py $(ARGS)
+
+soak: $(STAMP) ## the long tests
+	$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+
+fmt: $(STAMP) ## format Python and C++
+	$(BIN)/ruff check --fix -q src tests bench
+	$(BIN)/ruff format -q src tests bench
+	$(BIN)/clang-format -i native/*.h native/*.cpp native/kernels/*.inl native/kernels/*.cpp
+
+clean: ## remove what was built
+	rm -rf build $(VENV)
