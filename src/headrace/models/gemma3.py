@@ -8,7 +8,7 @@ from headrace.models.config import Config, decoder, sliding
 from headrace.models.gemma2 import WEIGHTS as GEMMA2
 from headrace.models.gemma2 import attention_scale, forward, softcap
 from headrace.models.keys import Keys
-from headrace.models.ropes import hf_parameters, read_rope
+from headrace.models.ropes import by_layer_type, read_rope
 from headrace.models.table import vector
 from headrace.program import Rope
 
@@ -62,7 +62,7 @@ def _pattern(keys: Keys) -> int:
 
 def _local_rope(keys: Keys, c: Config) -> Rope:
     """Local layers turn at their own base, and no scaling of the global ones' touches them."""
-    if not keys.gguf and hf_parameters(keys, "sliding_attention") is not hf_parameters(keys, "full_attention"):
+    if not keys.gguf and by_layer_type(keys, "sliding_attention"):
         return read_rope(keys, c.head_dim, "sliding_attention")
     spelled = "gemma3.rope.freq_base_swa" if keys.gguf else "rope_local_base_freq"
     theta = keys.raw.get(spelled)

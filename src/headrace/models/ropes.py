@@ -21,6 +21,12 @@ def read_rope(keys: Keys, head_dim: int, layer_type: str = "full_attention") -> 
     return _read_gguf(keys, head_dim) if keys.gguf else _read_hf(keys, head_dim, layer_type)
 
 
+def by_layer_type(keys: Keys, layer_type: str) -> bool:
+    """Whether config.json gives this type of layer a rotation of its own."""
+    params = keys.raw.get("rope_parameters")
+    return isinstance(params, Mapping) and layer_type in params
+
+
 def hf_parameters(keys: Keys, layer_type: str) -> Params:
     """`rope_parameters` or the older `rope_scaling`, of one layer type if they are given for each; {} for neither."""
     name = "rope_parameters" if keys.raw.get("rope_parameters") is not None else "rope_scaling"
