@@ -10,6 +10,11 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own AVX-512 intrinsics set it off (GCC bug 105593)
+#endif
+
 #define HR_INLINE static inline __attribute__((always_inline))
 
 namespace {

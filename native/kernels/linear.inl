@@ -1,4 +1,365 @@
+// out = x . weight, for packed weights (layouts: ../formats.cpp). Owes one float32 chain an output, over blocks (float formats:
+// inputs) in ascending order, so that no bit depends on the number of rows, on panels done together or on the instruction set.
+//
+//   32 values a block:  isum = sum of wq * aq, exact;  acc = fma(isum - zero * asum, dw * da, acc);  affine: acc = fma(mw, sa, acc)
+//   256 values a block: total = sum over runs of scale * isum, exact;  acc = fma(total, dw * da, acc);
+//                       Q4_K, Q5_K: acc = fma(-(sum over runs of offset * asum), mw * da, acc)
+//   f32, f16:           acc = fma(w, x, acc)
+//   bf16:               inputs in pairs, the second of a pair first: acc = fma(w1, x1, acc), then fma(w0, x0, acc), denormals as
+//                       zero. This is what VDPBF16PS computes, found equal in 9.6 million random cases on Zen 4.
 #pragma once
+
 namespace {
-static void fill_linear(headrace::KernelTable&) {}
+namespace lin {
+
+using headrace::Activations;
+
+// The rows of `in` from `row0` on times `panels` panels, `panel_bytes` apart.
+using TileFn = void (*)(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out, int stride);
+
+struct Tile {
+    int rows;
+    TileFn run;
+};
+
+constexpr int kLine = 64;
+constexpr int kAhead = 7 << 10;  // bytes of weights asked for before they are needed
+
+#if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2)
+#define HR_UNROLL _Pragma("GCC unroll 16")
+#else
+#define HR_UNROLL  // arrays of arrays are not kept in registers anyhow
+#endif
+#define HR_MEMBER inline __attribute__((always_inline))
+
+template <int Bytes> HR_INLINE void prefetch_tile(const uint8_t* w) {
+    HR_UNROLL
+    for (int i = 0; i < (Bytes + kLine - 1) / kLine; i++) prefetch(w + kAhead + kLine * i);
+}
+
+HR_INLINE int32_t int_at(const void* p) {
+    int32_t v;
+    memcpy(&v, p, 4);
+    return v;
+}
+
+// --- quants: line J (inputs 4J .. 4J + 3 of 16 rows) as unsigned bytes -------------------------------------------------------
+
+struct Nibbles {
+    static constexpr int kBytes = 4 * kLine;
+    template <int J> HR_INLINE VB line(const uint8_t* w) {
+        if constexpr (J < 4) return low_nibbles(load_bytes(w + kLine * J));
+        else return high_nibbles(load_bytes(w + kLine * (J - 4)));
+    }
+    HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_six(acc, w, a); }
+};
+
+struct Fives {
+    static constexpr int kBytes = 5 * kLine;
+    template <int J> HR_INLINE VB line(const uint8_t* w) { return with_bits<4 - J>(Nibbles::line<J>(w), load_bytes(w + 4 * kLine), 0x10); }
+    HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_six(acc, w, a); }
+};
+
+struct Sixes {
+    static constexpr int kBytes = 6 * kLine;
+    template <int J> HR_INLINE VB line(const uint8_t* w) { return with_bits<4 - 2 * (J % 4)>(Nibbles::line<J>(w), load_bytes(w + kLine * (4 + J / 4)), 0x30); }
+    HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_six(acc, w, a); }
+};
+
+struct Eights {
+    static constexpr int kBytes = 8 * kLine;
+    template <int J> HR_INLINE VB line(const uint8_t* w) { return load_bytes(w + kLine * J); }
+    HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4(acc, w, a); }
+};
+
+// Dot products of one run of 32 inputs with M rows, in two halves (inputs 0 .. 15 and 16 .. 31) that the caller adds or scales.
+template <int M> struct Sums { VI first[M], second[M]; };
+
+template <class Q, int J, int M> HR_INLINE void dot_line(const uint8_t* w, const int8_t* a, int stride, VI* sums) {
+    const VB q = Q::template line<J>(w);
+    HR_UNROLL
+    for (int m = 0; m < M; m++) sums[m] = Q::dot(sums[m], q, int_at(a + (size_t)m * stride + 4 * J));
+}
+
+// Line by line, for machines whose registers do not hold all eight lines.
+template <class Q, int M> HR_INLINE void dot_run(const uint8_t* w, const int8_t* a, int stride, Sums<M>& s) {
+    HR_UNROLL
+    for (int m = 0; m < M; m++) s.first[m] = s.second[m] = zeroi();
+    dot_line<Q, 0, M>(w, a, stride, s.first);
+    dot_line<Q, 1, M>(w, a, stride, s.first);
+    dot_line<Q, 2, M>(w, a, stride, s.first);
+    dot_line<Q, 3, M>(w, a, stride, s.first);
+    dot_line<Q, 4, M>(w, a, stride, s.second);
+    dot_line<Q, 5, M>(w, a, stride, s.second);
+    dot_line<Q, 6, M>(w, a, stride, s.second);
+    dot_line<Q, 7, M>(w, a, stride, s.second);
+}
+
+struct Lines { VB q[8]; };
+
+template <class Q> HR_INLINE Lines lines_of(const uint8_t* w) {
+    return {{Q::template line<0>(w), Q::template line<1>(w), Q::template line<2>(w), Q::template line<3>(w),
+             Q::template line<4>(w), Q::template line<5>(w), Q::template line<6>(w), Q::template line<7>(w)}};
+}
+
+template <class Q> HR_INLINE VI dot_half(const VB* q, const int8_t* a, VI sum) {
+    HR_UNROLL
+    for (int j = 0; j < 4; j++) sum = Q::dot(sum, q[j], int_at(a + 4 * j));
+    return sum;
+}
+
+// --- 32 values a block ---------------------------------------------------------------------------------------------------------
+
+template <class Quants, int ZeroShift, bool IsAffine> struct Block32 {
+    using Q = Quants;
+    static constexpr int kZeroShift = ZeroShift;  // the quant 2^ZeroShift stands for zero; -1: quants are as they are
+    static constexpr bool kAffine = IsAffine;
+    static constexpr int kBytes = Q::kBytes + (IsAffine ? 64 : 32);
+};
+
+template <class F> HR_INLINE VI without_zero(VI sum, const int32_t* activations) {
+    if constexpr (F::kZeroShift < 0) return sum;
+    else return sum - shl<(F::kZeroShift < 0 ? 0 : F::kZeroShift)>(seti(*activations));
+}
+
+template <class F, int M> void tile32(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out, int stride) {
+    const int8_t* q = in.q32 + (size_t)row0 * in.q_stride;
+    const size_t scales = (size_t)row0 * in.blocks_stride;
+    const float *da = in.d32 + scales, *sa = in.s32 + scales;
+    const int32_t* asum = in.sum32 + scales;
+    const int bs = in.blocks_stride, blocks = columns / 32;
+    for (int p = 0; p < panels; p++, w += panel_bytes, out += 16) {
+        VF acc[M];
+        HR_UNROLL
+        for (int m = 0; m < M; m++) acc[m] = zero();
+        const uint8_t* t = w;
+        for (int b = 0; b < blocks; b++, t += F::kBytes) {
+            prefetch_tile<F::kBytes>(t);
+            const VF d = load_half((const uint16_t*)(t + F::Q::kBytes));
+            const VF offset = F::kAffine ? load_half((const uint16_t*)(t + F::Q::kBytes + 32)) : zero();
+            const auto add = [&](int m, VI sum) __attribute__((always_inline)) {
+                sum = without_zero<F>(sum, asum + m * bs + b);
+                acc[m] = fma(to_float(sum), d * set1(da[m * bs + b]), acc[m]);
+                if constexpr (F::kAffine) acc[m] = fma(offset, set1(sa[m * bs + b]), acc[m]);
+            };
+#if defined(HEADRACE_AVX512)
+            const Lines l = lines_of<typename F::Q>(t);
+            HR_UNROLL
+            for (int m = 0; m < M; m++) {
+                const int8_t* a = q + (size_t)m * in.q_stride + 32 * b;
+                add(m, dot_half<typename F::Q>(l.q, a, zeroi()) + dot_half<typename F::Q>(l.q + 4, a + 16, zeroi()));
+            }
+#else
+            Sums<M> s;
+            dot_run<typename F::Q, M>(t, q + 32 * b, in.q_stride, s);
+            HR_UNROLL
+            for (int m = 0; m < M; m++) add(m, s.first[m] + s.second[m]);
+#endif
+        }
+        HR_UNROLL
+        for (int m = 0; m < M; m++) store(out + (size_t)m * stride, acc[m]);
+    }
+}
+
+// --- 256 values a block --------------------------------------------------------------------------------------------------------
+
+// Q4_K, Q5_K: an unsigned scale and an offset for each run of 32.
+template <class Quants> struct Block256Affine {
+    using Q = Quants;
+    static constexpr int kScales = 8 * Q::kBytes, kBytes = kScales + 256 + 64;
+
+    // what run `s` adds to the total, given the two halves of its dot products
+    struct Scale {
+        VI v;
+        HR_MEMBER Scale(const uint8_t* tile, int s) : v(load_u8(tile + kScales + 16 * s)) {}
+        HR_MEMBER VI apply(VI first, VI second, const int32_t*) const { return (first + second) * v; }
+    };
+    template <int M> HR_INLINE void finish(const uint8_t* tile, const VI* total, const float* da, const int16_t* sums, int bs, int b, VF* acc) {
+        const VF least = load_half((const uint16_t*)(tile + kScales + 256)), d = load_half((const uint16_t*)(tile + kScales + 288));
+        HR_UNROLL
+        for (int m = 0; m < M; m++) {
+            VI low = zeroi();
+            HR_UNROLL
+            for (int i = 0; i < 4; i++) low = dot2(low, widen_u8(tile + kScales + 128 + 32 * i), int_at(sums + m * bs + 8 * b + 2 * i));
+            const VF s = set1(da[m * bs + b]);
+            acc[m] = fma(to_float(total[m]), d * s, acc[m]);
+            acc[m] = fnma(to_float(low), least * s, acc[m]);
+        }
+    }
+};
+
+// Q6_K: a signed scale for each 16 values; the quant 32 stands for zero.
+struct Block256Signed {
+    using Q = Sixes;
+    static constexpr int kScales = 8 * Q::kBytes, kBytes = kScales + 256 + 32;
+
+    struct Scale {
+        VI first, second;
+        HR_MEMBER Scale(const uint8_t* tile, int s) : first(load_s8((const int8_t*)tile + kScales + 32 * s)), second(load_s8((const int8_t*)tile + kScales + 32 * s + 16)) {}
+        HR_MEMBER VI apply(VI a, VI b, const int32_t* sums) const { return (a - shl<5>(seti(sums[0]))) * first + (b - shl<5>(seti(sums[1]))) * second; }
+    };
+    template <int M> HR_INLINE void finish(const uint8_t* tile, const VI* total, const float* da, const int16_t*, int bs, int b, VF* acc) {
+        const VF d = load_half((const uint16_t*)(tile + kScales + 256));
+        HR_UNROLL
+        for (int m = 0; m < M; m++) acc[m] = fma(to_float(total[m]), d * set1(da[m * bs + b]), acc[m]);
+    }
+};
+
+template <class F, int M> void tile256(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out, int stride) {
+    using Q = typename F::Q;
+    const int bs = in.blocks_stride, blocks = columns / 256;
+    const int8_t* q = in.q256 + (size_t)row0 * in.q_stride;
+    const float* da = in.d256 + (size_t)row0 * bs;
+    const int32_t* sum16 = in.sum16 + (size_t)row0 * 2 * bs;
+    const int16_t* sum32 = in.sum32h + (size_t)row0 * bs;
+    for (int p = 0; p < panels; p++, w += panel_bytes, out += 16) {
+        VF acc[M];
+        HR_UNROLL
+        for (int m = 0; m < M; m++) acc[m] = zero();
+        const uint8_t* t = w;
+        for (int b = 0; b < blocks; b++, t += F::kBytes) {
+            VI total[M];
+            HR_UNROLL
+            for (int m = 0; m < M; m++) total[m] = zeroi();
+            for (int s = 0; s < 8; s++) {
+                const uint8_t* run = t + s * Q::kBytes;
+                const int8_t* a = q + 256 * b + 32 * s;
+                const int32_t* sums = sum16 + 16 * b + 2 * s;
+                prefetch_tile<F::kBytes / 8>(run);
+                const typename F::Scale scale(t, s);
+#if defined(HEADRACE_AVX512)
+                const Lines l = lines_of<Q>(run);
+                HR_UNROLL
+                for (int m = 0; m < M; m++) {
+                    const int8_t* am = a + (size_t)m * in.q_stride;
+                    total[m] = total[m] + scale.apply(dot_half<Q>(l.q, am, zeroi()), dot_half<Q>(l.q + 4, am + 16, zeroi()), sums + 2 * m * bs);
+                }
+#else
+                Sums<M> d;
+                dot_run<Q, M>(run, a, in.q_stride, d);
+                HR_UNROLL
+                for (int m = 0; m < M; m++) total[m] = total[m] + scale.apply(d.first[m], d.second[m], sums + 2 * m * bs);
+#endif
+            }
+            F::template finish<M>(t, total, da, sum32, bs, b, acc);
+        }
+        HR_UNROLL
+        for (int m = 0; m < M; m++) store(out + (size_t)m * stride, acc[m]);
+    }
+}
+
+// --- floats: P panels at once, so that P * M chains are in flight ----------------------------------------------------------------
+
+struct Single {
+    static constexpr int kStep = 64;  // bytes of a panel a step
+    HR_INLINE int steps(int columns) { return columns; }
+    HR_INLINE const float* row(const Activations& in, int r) { return in.f32 + (size_t)r * in.f32_stride; }
+    HR_INLINE size_t stride(const Activations& in) { return in.f32_stride; }
+    using W = VF;
+    HR_INLINE W weight(const uint8_t* w) { return load((const float*)w); }
+    HR_INLINE VF step(VF acc, W w, float x) { return fma(w, set1(x), acc); }
+};
+
+struct Half : Single {
+    static constexpr int kStep = 32;
+    HR_INLINE VF weight(const uint8_t* w) { return load_half((const uint16_t*)w); }
+};
+
+struct Brain {
+    struct Pair { uint16_t v[2]; };
+    static constexpr int kStep = 64;
+    HR_INLINE int steps(int columns) { return (columns + 1) / 2; }
+    HR_INLINE const Pair* row(const Activations& in, int r) { return (const Pair*)(in.bf16 + (size_t)r * in.bf16_stride); }
+    HR_INLINE size_t stride(const Activations& in) { return in.bf16_stride / 2; }
+    using W = VB;
+    HR_INLINE W weight(const uint8_t* w) { return load_bytes(w); }
+    HR_INLINE VF step(VF acc, W w, Pair x) { return dot_pairs(acc, w, (uint32_t)int_at(&x)); }
+};
+
+template <class F, int P, int M> HR_INLINE void float_panels(const uint8_t* w, size_t panel_bytes, int columns, const Activations& in, int row0, float* out, int stride) {
+    const auto* x = F::row(in, row0);
+    const size_t xs = F::stride(in);
+    VF acc[P][M];
+    HR_UNROLL
+    for (int p = 0; p < P; p++)
+        HR_UNROLL
+        for (int m = 0; m < M; m++) acc[p][m] = zero();
+    for (int k = 0, n = F::steps(columns); k < n; k++, w += F::kStep)
+        HR_UNROLL
+        for (int p = 0; p < P; p++) {
+            prefetch(w + p * panel_bytes + kAhead / 4);
+            const typename F::W v = F::weight(w + p * panel_bytes);
+            HR_UNROLL
+            for (int m = 0; m < M; m++) acc[p][m] = F::step(acc[p][m], v, x[m * xs + k]);
+        }
+    HR_UNROLL
+    for (int p = 0; p < P; p++)
+        HR_UNROLL
+        for (int m = 0; m < M; m++) store(out + (size_t)m * stride + 16 * p, acc[p][m]);
+}
+
+constexpr int together(int rows) { return rows <= 4 ? 4 : rows <= 8 ? 2 : 1; }
+
+template <class F, int M> void tile_float(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out, int stride) {
+    const FlushDenormals flush;
+    constexpr int P = together(M);
+    int p = 0;
+    for (; p + P <= panels; p += P) float_panels<F, P, M>(w + p * panel_bytes, panel_bytes, columns, in, row0, out + 16 * p, stride);
+    for (; p < panels; p++) float_panels<F, 1, M>(w + p * panel_bytes, panel_bytes, columns, in, row0, out + 16 * p, stride);
+}
+
+// --- all rows of a call ------------------------------------------------------------------------------------------------------------
+
+// The tile sizes of an instruction set, largest first; each table ends with one row.
+#if defined(HEADRACE_AVX512)
+constexpr int kRowTile = 16;
+#define HR_TILES(fn, F) {{16, fn<F, 16>}, {12, fn<F, 12>}, {8, fn<F, 8>}, {6, fn<F, 6>}, {5, fn<F, 5>}, {4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, {1, fn<F, 1>}}
+#define HR_TILES_SMALL(fn, F) {{8, fn<F, 8>}, {6, fn<F, 6>}, {5, fn<F, 5>}, {4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, {1, fn<F, 1>}}
+#elif defined(HEADRACE_AVX2)
+constexpr int kRowTile = 4;
+#define HR_TILES(fn, F) {{4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, {1, fn<F, 1>}}
+#define HR_TILES_SMALL HR_TILES
+#else
+constexpr int kRowTile = 1;
+#define HR_TILES(fn, F) {{1, fn<F, 1>}}
+#define HR_TILES_SMALL HR_TILES
+#endif
+
+template <class F> struct Rows32 { static constexpr Tile kTiles[] = HR_TILES(tile32, F); static constexpr int kGroup = 1; };
+template <class F> struct Rows256 { static constexpr Tile kTiles[] = HR_TILES_SMALL(tile256, F); static constexpr int kGroup = 1; };
+template <class F> struct RowsFloat { static constexpr Tile kTiles[] = HR_TILES(tile_float, F); static constexpr int kGroup = 4; };
+
+// Panels outside, tiles of rows inside: a panel comes from memory once and from the cache for every further tile.
+template <class Rows, headrace::Format Which>
+void linear(const uint8_t* packed, int panels, int columns, const Activations& in, int row0, int rows, float* out, int stride) {
+    const size_t bytes = headrace::panel_bytes(Which, columns);
+    for (int p = 0; p < panels; p += Rows::kGroup) {
+        const int group = panels - p < Rows::kGroup ? panels - p : Rows::kGroup;
+        const Tile* tile = Rows::kTiles;
+        for (int r = 0; r < rows; r += tile->rows) {
+            while (tile->rows > rows - r) tile++;
+            tile->run(packed + p * bytes, bytes, group, columns, in, row0 + r, out + (size_t)r * stride + 16 * p, stride);
+        }
+    }
+}
+
+}  // namespace lin
+
+static void fill_linear(headrace::KernelTable& t) {
+    using namespace lin;
+    using F = headrace::Format;
+    t.row_tile = kRowTile;
+    t.linear[(int)F::F32] = linear<RowsFloat<Single>, F::F32>;
+    t.linear[(int)F::F16] = linear<RowsFloat<Half>, F::F16>;
+    t.linear[(int)F::BF16] = linear<RowsFloat<Brain>, F::BF16>;
+    t.linear[(int)F::Q4_0] = linear<Rows32<Block32<Nibbles, 3, false>>, F::Q4_0>;
+    t.linear[(int)F::Q4_1] = linear<Rows32<Block32<Nibbles, -1, true>>, F::Q4_1>;
+    t.linear[(int)F::Q5_0] = linear<Rows32<Block32<Fives, 4, false>>, F::Q5_0>;
+    t.linear[(int)F::Q5_1] = linear<Rows32<Block32<Fives, -1, true>>, F::Q5_1>;
+    t.linear[(int)F::Q8_0] = linear<Rows32<Block32<Eights, 7, false>>, F::Q8_0>;
+    t.linear[(int)F::Q4_K] = linear<Rows256<Block256Affine<Nibbles>>, F::Q4_K>;
+    t.linear[(int)F::Q5_K] = linear<Rows256<Block256Affine<Fives>>, F::Q5_K>;
+    t.linear[(int)F::Q6_K] = linear<Rows256<Block256Signed>, F::Q6_K>;
+}
+
 }  // namespace
