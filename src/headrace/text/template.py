@@ -92,10 +92,11 @@ class ChatTemplate:
             values = {name: self._user_guard.apply(value, guard) for name, value in values.items()}
         except RecursionError:
             raise RequestError("messages or tools are nested too deeply.", param="messages") from None
+        last = checked[-1]
         if continue_final_message:
-            checked[-1] = _open_ended(checked[-1], end)
+            checked[-1] = _open_ended(last, end)
         text = self._program.run({**self._names, **values, "messages": checked, GUARD: guard})
-        return self._cleaned(_cut(text, end) if continue_final_message else text, guard)
+        return self._cleaned(_cut(text, end, _trail(last)) if continue_final_message else text, guard)
 
     def _adapt(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What this template needs: a system role where it has no developer role, parts where it reads no strings."""
@@ -216,10 +217,17 @@ def _open_ended(message: dict[str, Any], end: str) -> dict[str, Any]:
     return message | {"content": [part | {"text": part["text"] + mark} for part in content]}
 
 
-def _cut(text: str, end: str) -> str:
-    """The text up to the mark of `_open_ended`."""
+def _trail(message: dict[str, Any]) -> str:
+    """The white space at the end of a message's content."""
+    content = message["content"]
+    text: str = content if isinstance(content, str) else content[-1]["text"]
+    return text[len(text.rstrip()) :]
+
+
+def _cut(text: str, end: str, trail: str) -> str:
+    """The text up to the mark of `_open_ended`, without the white space `trail` if the template strips contents."""
     before, mark, behind = text.rpartition(end)
     if not mark:
         message = "continue_final_message: the chat template leaves out the content of the last message."
         raise RequestError(message, param="continue_final_message")
-    return before if behind.startswith(" ") else before.rstrip()
+    return before if behind.startswith(" ") else before.removesuffix(trail)
