@@ -1,4 +1,4 @@
-"""Where the real models are: downloaded by `headrace pull` before the tests run (see Makefile), or named by HEADRACE_TEST_MODELS."""
+"""The models that tests use: real ones, fetched by `headrace pull` or named by HEADRACE_TEST_MODELS, and tiny ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tiny_model import write_tiny
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "data" / "golden"
@@ -52,3 +54,17 @@ def golden(name: str) -> dict[str, Any]:
     """The reference values for a model of `REAL`, or another file of tests/data/golden."""
     data: dict[str, Any] = json.loads((GOLDEN / f"{REAL.get(name, name)}.json").read_text())
     return data
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model of many formats: see `tiny_model`."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`quick` is what needs no real model and is neither slow nor a soak: `make check` runs it."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if not (fixtures & set(REAL) or item.get_closest_marker("slow") or item.get_closest_marker("soak")):
+            item.add_marker(pytest.mark.quick)

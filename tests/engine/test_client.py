@@ -1,0 +1,152 @@
+"""The engine in its own process: streams, aborts, its death, and what it refuses to load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from headrace import AsyncLLM, RequestError, SamplingParams
+from headrace.base.errors import BadModelFile, CapacityError, EngineError, ModelNotFound
+from headrace.base.settings import EngineSettings
+from headrace.engine import LLM, Delta, EngineClient, Stream
+
+SETTINGS = {"max_model_len": 512, "max_num_seqs": 4}
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=480, ignore_eos=True)
+PROMPT = [65, 66, 67]
+
+
+@pytest.fixture
+async def client(tiny: Path) -> AsyncIterator[EngineClient]:
+    made = await EngineClient.start(EngineSettings.of(str(tiny), **SETTINGS))
+    yield made
+    await made.close()
+
+
+async def read(stream: Stream) -> tuple[str, list[int], Delta]:
+    text, tokens = "", []
+    last = Delta(0, "", [])
+    async for deltas in stream:
+        for last in deltas:
+            text += last.text
+            tokens += last.token_ids
+    return text, tokens, last
+
+
+async def settled(client: EngineClient) -> None:
+    """Until the engine says that nothing runs or waits and no page is in use; a second at most."""
+    for _ in range(100):
+        s = client.stats()
+        if not (s.running or s.waiting or s.pages_used):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(client.stats())
+
+
+async def test_many_streams_say_what_each_says_alone(client: EngineClient, tiny: Path) -> None:
+    prompts = [[65 + i] * (5 * i + 1) for i in range(9)]
+    with LLM(str(tiny), **SETTINGS) as llm:
+        alone = [llm.generate({"prompt_token_ids": p}, GREEDY)[0].outputs[0] for p in prompts]
+    streams = [client.submit(p, GREEDY, request_id=str(i)) for i, p in enumerate(prompts)]
+    for (text, tokens, last), expected in zip(await asyncio.gather(*map(read, streams)), alone, strict=True):
+        assert (text, tokens, last.finish_reason) == (expected.text, expected.token_ids, "length")
+    await settled(client)
+
+
+async def test_leaving_a_stream_frees_its_pages(client: EngineClient) -> None:
+    stream = client.submit(PROMPT, LONG, request_id="a")
+    async with stream:
+        async for _ in stream:
+            break
+    queued = [client.submit(PROMPT, LONG, request_id=f"q{i}") for i in range(10)]
+    for other in queued:
+        await other.aclose()
+    await settled(client)
+    assert (await read(client.submit(PROMPT, GREEDY, request_id="a")))[2].finish_reason == "length"
+
+
+async def test_a_stop_string_ends_the_work(client: EngineClient) -> None:
+    whole = (await read(client.submit(PROMPT, GREEDY, request_id="0")))[0]
+    params = SamplingParams(temperature=0, max_tokens=480, ignore_eos=True, stop=whole[4:6])
+    text, _, last = await read(client.submit(PROMPT, params, request_id="1"))
+    assert text == whole[: whole.index(whole[4:6])] and last.stop_reason == whole[4:6]
+    await settled(client)
+    assert client.stats().generation_tokens < 200
+
+
+async def test_bad_requests_are_refused_before_they_are_sent(client: EngineClient) -> None:
+    with pytest.raises(RequestError, match="maximum context length"):
+        client.submit([5] * 600, GREEDY, request_id="a")
+    with pytest.raises(RequestError, match="token id"):
+        client.submit([10**6], GREEDY, request_id="a")
+    assert (await read(client.submit(PROMPT, GREEDY, request_id="a")))[2].finish_reason == "length"
+
+
+async def test_the_trace_names_requests_and_times(client: EngineClient) -> None:
+    await read(client.submit(PROMPT, GREEDY, request_id="traced"))
+    records = await client.trace(5)
+    assert len(records) == 5 and records[-1]["requests"] == ["traced"]
+    assert all(r["run_s"] > 0 and r["decode_tokens"] == 1 for r in records)
+
+
+async def test_when_the_process_dies_every_stream_hears_of_it(client: EngineClient) -> None:
+    streams = [client.submit(PROMPT, LONG, request_id=str(i)) for i in range(6)]
+    async for _ in streams[0]:
+        break
+    pid = client._process.pid
+    start = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(EngineError, match="stopped"):
+            await asyncio.wait_for(read(stream), 2)
+    assert time.monotonic() - start < 2 and client.stopped.is_set() and not client.alive
+    with pytest.raises(EngineError):
+        client.submit(PROMPT, GREEDY, request_id="late")
+    with pytest.raises(EngineError):
+        await client.trace()
+
+
+async def test_closing_leaves_no_process(tiny: Path) -> None:
+    client = await EngineClient.start(EngineSettings.of(str(tiny), **SETTINGS))
+    stream = client.submit(PROMPT, LONG, request_id="open")
+    pid = client._process.pid
+    await client.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(EngineError):
+        await read(stream)
+
+
+async def test_what_cannot_be_loaded_is_said_by_the_caller(tiny: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(tiny.read_bytes()[:-1000])
+    with pytest.raises(BadModelFile, match=r"cut\.gguf"):
+        await EngineClient.start(EngineSettings.of(str(cut)))
+    with pytest.raises(ModelNotFound):
+        await EngineClient.start(EngineSettings.of(str(tmp_path / "none.gguf")))
+    with pytest.raises(CapacityError, match="max-model-len"):
+        await EngineClient.start(EngineSettings.of(str(tiny), kv_cache_memory_bytes=100_000))
+
+
+async def test_the_async_engine_yields_the_answer_as_it_grows(tiny: Path) -> None:
+    llm = await AsyncLLM.start(str(tiny), **SETTINGS)
+    try:
+        lengths = []
+        async for out in llm.generate({"prompt_token_ids": PROMPT}, GREEDY, "r"):
+            lengths.append(len(out.outputs[0].token_ids))
+        assert out.finished and lengths[-1] == 20 and lengths == sorted(lengths) and len(lengths) > 1
+        seen = 0
+        async for grown in llm.generate({"prompt_token_ids": PROMPT}, LONG, "gone"):
+            out = grown
+            seen += 1
+            if seen == 2:
+                await llm.abort("gone")
+        assert out.outputs[0].finish_reason == "abort"
+    finally:
+        await llm.shutdown()
