@@ -1,4 +1,4 @@
-"""The tiny checkpoints of tests/data/tiny (made by transformers; see tests/data/golden), read, changed and converted."""
+"""The tiny checkpoints of tests/data/tiny (random, made with transformers): read, changed and converted."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ CONVERTED = {
 
 
 def interleave(a: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of each head from halves (0, 1, ..) (n, n+1, ..) to pairs (0, n, 1, n+1, ..), as GGUF's "norm" rope wants them."""
+    """Rows of each head from halves (0, 1, ..) (n, n+1, ..) to pairs (0, n, 1, n+1, ..), as llama.cpp turns them."""
     halves = a.reshape(heads, 2, -1, *a.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(a.shape)
 

@@ -1,14 +1,14 @@
-"""Configurations that cannot be right are refused by name; whatever a config says, nothing but `BadModelFile` comes out."""
+"""Configurations that cannot be right are refused by name; whatever a config says, only `BadModelFile` comes out."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiny
 from headrace.base.errors import BadModelFile
 from headrace.models import GGUF, HF, Model, describe
 

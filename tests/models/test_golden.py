@@ -1,4 +1,4 @@
-"""Every architecture against transformers: tiny random checkpoints, float32 logits, fed whole, in chunks, token by token."""
+"""Every architecture against transformers: tiny checkpoints, float32 logits, fed whole, in chunks, token by token."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tiny
-from steps import World
 
+import tiny
 from headrace.models import describe
+from steps import World
 
 TOLERANCE = 1e-3
 

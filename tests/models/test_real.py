@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from conftest import golden
-from steps import World
 
+from conftest import golden
 from headrace.backends import Limits
 from headrace.backends.reference import ReferenceBackend
 from headrace.runtime.load import load_model
+from steps import World
 
 
 def test_smollm2_says_what_transformers_says(smollm2: Path) -> None:

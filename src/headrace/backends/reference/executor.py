@@ -44,7 +44,7 @@ def _page_bytes(program: Program) -> int:
 def _array(weights: WeightSource, weight: Weight, loaded: dict[str, F32]) -> F32:
     data = weights.load(weight.name)
     if data.same_as in loaded:
-        return loaded[data.same_as].reshape(weight.shape)
+        return loaded[data.same_as]
     rows = [dequantize(part.format, part.data) for part in data.parts]
     weights.release(weight.name)
     return np.concatenate(rows).reshape(weight.shape)
