@@ -1,0 +1,103 @@
+"""Exceptions become HTTP: status, OpenAI's error shape, and how a client should retry.
+
+Owes: one `Problem` for whatever went wrong. Does not know: routes, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from starlette.exceptions import HTTPException
+
+from headrace.base.errors import CapacityError, ContextTooLong, EngineError, RequestError, UnknownModel
+
+SHOWN = 200  # characters of a client's text that a message or a log line repeats
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What OpenAI's clients read."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True):
+    """The whole body of an error answer, or of an error event."""
+
+    error: ErrorBody
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as it goes out."""
+
+    status: int
+    type: str
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def json(self) -> bytes:
+        """The body, UTF-8."""
+        return msgspec.json.encode(ErrorAnswer(ErrorBody(clean(self.message), self.type, self.param, self.code)))
+
+
+class Broken(EngineError):
+    """One request failed inside; its neighbours are well. Said to its client as it is."""
+
+
+class GoingAway(EngineError):
+    """The server is shutting down."""
+
+
+_RETRY_SOON = {"retry-after": "1"}
+_DONT_RETRY = {"x-should-retry": "false"}
+
+# The first class that fits decides: status, type, code, headers.
+_BY_CLASS: tuple[tuple[type[Exception], int, str, str | None, Mapping[str, str]], ...] = (
+    (UnknownModel, 404, "invalid_request_error", "model_not_found", {}),
+    (ContextTooLong, 400, "invalid_request_error", "context_length_exceeded", {}),
+    (RequestError, 400, "invalid_request_error", None, {}),
+    (CapacityError, 429, "rate_limit_error", "queue_full", _RETRY_SOON),
+    (GoingAway, 503, "overloaded_error", "shutting_down", _RETRY_SOON),
+    (Broken, 500, "server_error", None, _DONT_RETRY),
+    (EngineError, 503, "server_error", "engine_dead", _DONT_RETRY),
+)
+
+_BY_STATUS: dict[int, tuple[str, str | None]] = {
+    404: ("invalid_request_error", "unknown_url"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    408: ("invalid_request_error", "request_timeout"),
+    413: ("invalid_request_error", "request_too_large"),
+    415: ("invalid_request_error", "unsupported_media_type"),
+    503: ("overloaded_error", "unavailable"),
+}
+
+
+def problem_of(error: Exception, request_id: str = "") -> Problem:
+    """How `error` is told to the client; what we did not expect is told without its text."""
+    if isinstance(error, HTTPException):
+        kind, code = _BY_STATUS.get(error.status_code, ("invalid_request_error", None))
+        return Problem(error.status_code, kind, error.detail, code=code, headers=error.headers or {})
+    for cls, status, kind, code, headers in _BY_CLASS:
+        if isinstance(error, cls):
+            param, own = getattr(error, "param", None), getattr(error, "code", None)
+            return Problem(status, kind, str(error), param, own or code, headers)
+    return Problem(500, "server_error", f"Internal error; the log has it under {request_id}.", headers=_DONT_RETRY)
+
+
+def clean(text: str) -> str:
+    """Text that can be encoded: halves of surrogate pairs become U+FFFD."""
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+
+def shown(value: object, most: int = SHOWN) -> str:
+    """A client's value for a message or a log line: escaped and cut, whatever it holds."""
+    text = value if isinstance(value, str) else type(value).__name__
+    cut = text if len(text) <= most else text[:most] + "…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)

@@ -1,0 +1,196 @@
+"""HTTP's edges: bodies read within limits, event streams that end well, request ids, and errors in one shape.
+
+Owes: nothing that a client sends can take more memory or time than the limits here. Does not know: what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headrace.base.errors import HeadraceError, RequestError
+from headrace.base.log import log
+from headrace.serve.answers import event
+from headrace.serve.desk import ClientGone, Desk
+from headrace.serve.errors import Problem, problem_of
+
+MAX_BODY = 32 << 20  # bytes
+MAX_HEAD = 64 << 10  # bytes of request line and headers
+BODY_SECONDS = 60.0  # for a body to arrive whole
+LONG_BODY = 64 << 10  # bytes from which on JSON is decoded off the event loop
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_SSE_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+class RequestIds:
+    """ASGI middleware: takes ``x-request-id`` if it is harmless, else draws one; says it in every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See the class."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        named = bool(_REQUEST_ID.fullmatch(given))
+        request_id = given if named else secrets.token_hex(16)
+        scope.setdefault("state", {}).update(request_id=request_id, request_id_given=named)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+async def read_json(request: Request, most: int = MAX_BODY) -> Any:
+    """The decoded body. HTTPException 408, 413 or 415, or RequestError for what is no JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "Unsupported Media Type: only 'application/json' is allowed as content-type.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPException(415, "Compressed bodies are not supported: send the JSON as it is.")
+    body = await _body(request, most)
+    return await asyncio.to_thread(_decode, body) if len(body) > LONG_BODY else _decode(body)
+
+
+async def _body(request: Request, most: int) -> bytes:
+    too_large = HTTPException(413, f"The body is larger than {most} bytes, the most that this server reads.")
+    length = request.headers.get("content-length", "0")
+    if not length.isascii() or not length.isdigit() or int(length[:20]) > most:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > most:
+                    raise too_large
+    except TimeoutError:
+        raise HTTPException(408, f"The body did not arrive within {BODY_SECONDS:.0f} seconds.") from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    return bytes(body)
+
+
+def _decode(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, ValueError, RecursionError) as error:
+        reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(f"The body is not valid JSON in UTF-8: {reason}", code="invalid_json") from None
+
+
+class Events(Protocol):
+    """What an event stream is made from: see `answers.Reply`."""
+
+    def events(self) -> AsyncGenerator[bytes, None]: ...
+
+
+class EventStream(Response):
+    """Server-sent events. When they fail, an error event is the last thing sent, and no ``[DONE]``.
+
+    close: called at the end in any case, also when the client was gone before the first event.
+    """
+
+    def __init__(self, source: Events, desk: Desk, close: Callable[[], Awaitable[None]], request_id: str) -> None:
+        super().__init__(headers=_SSE_HEADERS)
+        del self.headers["content-length"]
+        self._source = source
+        self._desk = desk
+        self._close = close
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The response."""
+        try:
+            with self._desk.held():
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                last = await self._run(receive, send)
+                if last is not None:
+                    await send({"type": "http.response.body", "body": last})
+        finally:
+            await self._close()
+
+    async def _run(self, receive: Receive, send: Send) -> bytes | None:
+        """The last bytes to send; None when nobody is there to read them."""
+        try:
+            await self._desk.attend(self._pump(send), receive)
+        except ClientGone:
+            return None
+        except Exception as error:
+            return event(reported(error, self._request_id).json())
+        return b""
+
+    async def _pump(self, send: Send) -> None:
+        async with aclosing(self._source.events()) as events:
+            async for piece in events:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+def error_response(problem: Problem) -> Response:
+    """An error answer."""
+    return Response(problem.json(), problem.status, headers=dict(problem.headers), media_type="application/json")
+
+
+def reported(error: Exception, request_id: str) -> Problem:
+    """The problem to tell the client of; what is our fault also goes to the log, under the request's id."""
+    problem = problem_of(error, request_id)
+    if not isinstance(error, HeadraceError | HTTPException):
+        log.error("request %s failed", request_id, exc_info=error)
+    elif problem.status == 500:
+        log.error("request %s failed: %s", request_id, problem.message[:500])
+    return problem
+
+
+class Protocol11(HttpToolsProtocol):
+    """uvicorn's protocol, with a limit on the request line and headers, which it lacks."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Counts what comes while headers are incomplete."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head() and self._head_bytes > MAX_HEAD and not self.transport.is_closing():
+            body = Problem(431, "invalid_request_error", f"Headers are larger than {MAX_HEAD} bytes.").json()
+            self.transport.write(
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+            )
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """A new head: what came before does not count."""
+        super().on_message_begin()
+        self._head_done = False
+
+    def on_headers_complete(self) -> None:
+        """The head is over."""
+        self._head_done, self._head_bytes = True, 0
+        super().on_headers_complete()
+
+    def _in_head(self) -> bool:
+        return not getattr(self, "_head_done", False)

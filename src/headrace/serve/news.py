@@ -1,0 +1,83 @@
+"""The streams of one request's prompts, as one.
+
+Owes: news in the order of their coming, failures as exceptions, and an abort of everything when nobody reads on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING
+
+from headrace.serve.errors import Broken, GoingAway
+from headrace.serve.metrics import Metrics
+
+if TYPE_CHECKING:
+    from headrace.engine import Delta, Stream
+
+# How a choice must not end, and who says so.
+_BAD_ENDS = {
+    "error": (Broken, "The request failed inside the engine; others are not affected."),
+    "abort": (GoingAway, "The request was aborted."),
+}
+
+
+class News:
+    """What the engine brings for the prompts of a request. Closing it aborts whatever still runs."""
+
+    def __init__(self, streams: Sequence[Stream], metrics: Metrics) -> None:
+        self.streams = streams
+        self._metrics = metrics
+
+    async def __aiter__(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
+        """(which prompt, what is new). Raises Broken, GoingAway or EngineError when a choice did not end well."""
+        if len(self.streams) == 1:
+            async with aclosing(self._one(0)) as news:
+                async for item in news:
+                    yield item
+            return
+        async with aclosing(self._several()) as news:
+            async for item in news:
+                yield item
+
+    async def aclose(self) -> None:
+        """Aborts what still runs."""
+        for stream in self.streams:
+            await stream.aclose()
+
+    async def _one(self, prompt: int) -> AsyncGenerator[tuple[int, list[Delta]], None]:
+        async with aclosing(self._metrics.follow(self.streams[prompt])) as news:
+            async for deltas in news:
+                for delta in deltas:
+                    if delta.finish_reason in _BAD_ENDS:
+                        kind, text = _BAD_ENDS[delta.finish_reason]
+                        raise kind(delta.error or text)
+                yield prompt, deltas
+
+    async def _several(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
+        queue: asyncio.Queue[tuple[int, list[Delta]] | Exception | None] = asyncio.Queue()
+        tasks = [asyncio.ensure_future(self._forward(i, queue)) for i in range(len(self.streams))]
+        try:
+            left = len(tasks)
+            while left:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _forward(self, prompt: int, queue: asyncio.Queue[tuple[int, list[Delta]] | Exception | None]) -> None:
+        try:
+            async for item in self._one(prompt):
+                queue.put_nowait(item)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)

@@ -1,0 +1,122 @@
+"""Words become token ids: templates, tokenizing, and the refusal of what can never fit before any of that.
+
+Owes: ids that fit the context, computed off the event loop when the text is long. Does not know: HTTP, the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headrace.base.errors import ContextTooLong, RequestError
+from headrace.serve.requests import ChatRequest, CompletionRequest, Limits, Prompt, check_length
+from headrace.text import normalise_messages
+
+if TYPE_CHECKING:
+    from headrace.text import ChatTemplate, Tokenizer
+
+LONG = 8192  # characters from which on work leaves the event loop; below it takes less than about 5 ms
+_T = TypeVar("_T")
+
+
+class Prompts:
+    """Turns the prompts of requests into token ids for one served model."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, limits: Limits) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._limits = limits
+
+    async def of_chat(self, request: ChatRequest) -> list[int]:
+        """The ids of the rendered conversation. RequestError(param="messages…"), ContextTooLong."""
+        if self._template is None:
+            raise RequestError(
+                "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
+                param="messages",
+            )
+        return await _off_loop(_size(request.messages), self._chat, request, self._template)
+
+    async def of_completion(self, request: CompletionRequest) -> list[list[int]]:
+        """The ids of each prompt. RequestError(param="prompt"), ContextTooLong."""
+        size = sum(len(prompt) for prompt in request.prompts)
+        return await _off_loop(size, self._completion, request)
+
+    def echo(self, prompt: Prompt) -> str:
+        """A prompt as text, to be said again before its continuation."""
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(len(self._tokenizer.token_bytes(i)) for i in range(self._tokenizer.vocab_size))
+
+    def _chat(self, request: ChatRequest, template: ChatTemplate) -> list[int]:
+        self._check_size(_size(request.messages), "messages")
+        check_length(len(request.messages), self._limits.max_model_len, "messages", exact=False)
+        rendered = template.render(
+            normalise_messages(request.messages),
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            **request.template_kwargs,
+        )
+        return self._fits(self._tokenizer.encode_chat(rendered), "messages", request.asked.params.max_tokens)
+
+    def _completion(self, request: CompletionRequest) -> list[list[int]]:
+        most = request.asked.params.max_tokens
+        return [self._fits(self._ids(p, request.add_special_tokens), "prompt", most) for p in request.prompts]
+
+    def _ids(self, prompt: Prompt, add_special_tokens: bool) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        self._check_size(len(prompt), "prompt")
+        return _naming("prompt", self._tokenizer.encode, prompt, add_special_tokens)
+
+    def _fits(self, ids: list[int], param: str, max_tokens: int | None) -> list[int]:
+        """A prompt may fill the context only if nothing is to be generated."""
+        if not ids:
+            raise RequestError(f"{param} is empty: there is no token to begin from.", param=param)
+        most = self._limits.max_model_len
+        check_length(len(ids), most, param)
+        if len(ids) == most and max_tokens != 0:
+            raise ContextTooLong(
+                f"This model's maximum context length is {most} tokens. Your prompt contains {len(ids)} input tokens, "
+                "which leaves no room for an output token. Please reduce the length of the input prompt.",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return ids
+
+    def _check_size(self, characters: int, param: str) -> None:
+        """A character takes a byte or more, a token at most `_longest`: so many tokens there are at least."""
+        most = self._limits.max_model_len
+        if characters > most:
+            check_length(-(-characters // self._longest), most, param, exact=False)
+
+
+async def _off_loop(size: int, work: Callable[..., _T], *args: Any) -> _T:
+    return await asyncio.to_thread(work, *args) if size > LONG else work(*args)
+
+
+def _naming(param: str, work: Callable[..., _T], *args: Any) -> _T:
+    """Runs `work`; its RequestError, which knows no requests, gets `param`."""
+    try:
+        return work(*args)
+    except RequestError as error:
+        error.param = error.param or param
+        raise
+
+
+def _size(messages: Sequence[Any]) -> int:
+    """Characters of all strings in there."""
+    total, rest = 0, list(messages)
+    while rest:
+        value = rest.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, dict):
+            rest.extend(value.values())
+        elif isinstance(value, list):
+            rest.extend(value)
+    return total

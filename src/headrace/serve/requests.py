@@ -1,0 +1,252 @@
+"""A decoded JSON body becomes a checked request, or a `RequestError` that names the field.
+
+Owes: types, ranges, defaults (request, then the model's generation_config.json, then OpenAI's). Does not know: HTTP,
+tokenizers, templates. Messages are checked where they are rendered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from headrace.base.errors import ContextTooLong, RequestError, UnknownModel
+from headrace.core.sampling import SamplingParams
+from headrace.serve import fields as f
+from headrace.serve.errors import shown
+
+MAX_SEQUENCES = 2048  # choices of one request over all its prompts
+MAX_TEMPERATURE = 2.0
+
+# Of generation_config.json only these are taken, as vLLM does; max_new_tokens bounds answers that name no bound.
+GENERATION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_BIAS_KEY = re.compile(r"-?[0-9]{1,19}")
+_TEMPLATE_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "self")
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the served model sets. names: under which it is served. defaults: sampling fields from its own file.
+
+    max_new_tokens: of its file, or None. vocab_size: ids that a request may name are 0..vocab_size-1.
+    """
+
+    names: tuple[str, ...]
+    vocab_size: int
+    max_model_len: int
+    max_logprobs: int = 20
+    defaults: Mapping[str, Any] | None = None
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What both kinds of request have in common. logprobs: alternatives to show a token; None: no logprobs.
+
+    prompt_logprobs: the client asked for them by that name.
+    """
+
+    params: SamplingParams
+    stream: bool
+    include_usage: bool
+    logprobs: int | None
+    prompt_logprobs: bool
+    priority: int
+    cache_salt: str
+    token_ids: bool
+    tokens_as_ids: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A checked /v1/chat/completions; messages are still as the client sent them."""
+
+    asked: Asked
+    messages: list[Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    template_kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A checked /v1/completions; `single`: the prompt was not a list of prompts."""
+
+    asked: Asked
+    prompts: list[Prompt]
+    echo: bool
+    add_special_tokens: bool
+
+
+def generation_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, list[str]]:
+    """The usable sampling fields of a generation_config.json, its max_new_tokens, and the keys with unusable values."""
+    usable: dict[str, Any] = {}
+    refused: list[str] = []
+    for name in (name for name in GENERATION if generation.get(name) is not None):
+        try:
+            _params({name: generation[name]}).validate()
+            usable[name] = generation[name]
+        except RequestError:
+            refused.append(name)
+    most = generation.get("max_new_tokens")
+    return usable, most if isinstance(most, int) and f.is_whole(most) and most > 0 else None, refused
+
+
+def parse_chat(body: Any, limits: Limits) -> ChatRequest:
+    """RequestError(param) for what cannot be served as asked, UnknownModel for another model's name."""
+    given = _checked(body, limits, f.CHAT, f.CHAT_NEUTRAL)
+    if not given.get("messages"):
+        raise RequestError("messages must be a list of at least one message.", param="messages")
+    shows = given.get("logprobs", False)
+    if "top_logprobs" in given and not shows:
+        raise RequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
+    most = _max_tokens(given, "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens", 1)
+    top = _alternatives(given.get("top_logprobs", 0), "top_logprobs", limits)
+    begins, continues = given.get("add_generation_prompt"), given.get("continue_final_message", False)
+    if continues and begins:
+        raise RequestError("continue_final_message needs add_generation_prompt: false.", param="continue_final_message")
+    return ChatRequest(
+        asked=_asked(given, limits, most, top if shows else None),
+        messages=given["messages"],
+        add_generation_prompt=not continues if begins is None else begins,
+        continue_final_message=continues,
+        template_kwargs=_template_kwargs(given.get("chat_template_kwargs", {})),
+    )
+
+
+def parse_completion(body: Any, limits: Limits) -> CompletionRequest:
+    """RequestError(param) for what cannot be served as asked, UnknownModel for another model's name."""
+    given = _checked(body, limits, f.COMPLETION, f.COMPLETION_NEUTRAL)
+    top = _alternatives(given["logprobs"], "logprobs", limits) if "logprobs" in given else None
+    asked = _asked(given, limits, _max_tokens(given, "max_tokens", 0), top)
+    prompts = _prompts(given.get("prompt"), limits)
+    if len(prompts) * asked.params.n > MAX_SEQUENCES:
+        raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES}.", param="prompt")
+    echo = given.get("echo", False)
+    if echo and top is not None:
+        asked.params.prompt_logprobs = max(top, asked.params.prompt_logprobs or 0)
+    return CompletionRequest(asked, prompts, echo, given.get("add_special_tokens", True))
+
+
+def _checked(body: Any, limits: Limits, handled: f.Rules, neutral: f.Rules) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise RequestError("The body must be a JSON object.")
+    model = body.get("model")
+    if isinstance(model, str) and model not in limits.names:
+        names = ", ".join(limits.names)
+        raise UnknownModel(f"The model `{shown(model)}` does not exist. Valid aliases: {names}.", param="model")
+    given = f.check_fields(body, handled, neutral)
+    f.check_stream_options(given.get("stream_options", {}))
+    if "stream_options" in given and not given.get("stream"):
+        raise RequestError("stream_options needs stream: true.", param="stream_options")
+    return given
+
+
+def _asked(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, logprobs: int | None) -> Asked:
+    stream = given.get("stream", False)
+    chosen = {**(limits.defaults or {}), **{name: given[name] for name in f.SAMPLING if name in given}}
+    params = _params({**chosen, "max_tokens": max_tokens, "logit_bias": _logit_bias(given.get("logit_bias"))})
+    params.logprobs = logprobs
+    params.validate(limits.vocab_size, limits.max_logprobs)
+    if params.temperature > MAX_TEMPERATURE:
+        raise RequestError(f"temperature must be from 0 to 2, got {params.temperature}.", param="temperature")
+    if stream and params.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs is not sent in streams: ask with stream: false.", param="prompt_logprobs")
+    if params.max_tokens is None and limits.max_new_tokens is not None:
+        params.max_tokens = max(limits.max_new_tokens, params.min_tokens)
+    return Asked(
+        params=params,
+        stream=stream,
+        include_usage=bool(given.get("stream_options", {}).get("include_usage")),
+        logprobs=logprobs,
+        prompt_logprobs=params.prompt_logprobs is not None,
+        priority=given.get("priority", 0),
+        cache_salt=given.get("cache_salt", ""),
+        token_ids=given.get("return_token_ids", False),
+        tokens_as_ids=given.get("return_tokens_as_token_ids", False),
+    )
+
+
+_PARAMS = {field.name for field in fields(SamplingParams)}
+
+
+def _params(chosen: Mapping[str, Any]) -> SamplingParams:
+    assert chosen.keys() <= _PARAMS
+    return SamplingParams(**chosen)
+
+
+def _max_tokens(given: Mapping[str, Any], name: str, least: int) -> int | None:
+    """None, as absent: up to the context. More than the context holds is cut to it by the engine."""
+    value: int | None = given.get(name)
+    if value is not None and not least <= value < 2**63:
+        what = f"at least {least}" if value < least else "less than 2**63"
+        raise RequestError(f"{name} must be {what}, got {str(value)[:40]}.", param=name)
+    return value
+
+
+def _alternatives(value: int, name: str, limits: Limits) -> int:
+    if not 0 <= value <= limits.max_logprobs:
+        raise RequestError(f"{name} must be from 0 to {limits.max_logprobs}, got {str(value)[:40]}.", param=name)
+    return min(value, limits.vocab_size)
+
+
+def _logit_bias(bias: Mapping[str, Any] | None) -> dict[int, float] | None:
+    """JSON knows only strings as keys: they must be decimal numbers."""
+    if bias is None:
+        return None
+    for key in bias:
+        if not _BIAS_KEY.fullmatch(key):
+            raise RequestError(f"logit_bias must have token ids as keys, got '{shown(key, 40)}'.", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}
+
+
+def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    for name in _TEMPLATE_OWN:
+        if name in kwargs:
+            raise RequestError(f"chat_template_kwargs must not set {name}.", param=f"chat_template_kwargs.{name}")
+    return kwargs
+
+
+def _prompts(prompt: Any, limits: Limits) -> list[Prompt]:
+    """One prompt or a list of them, as a list."""
+    if prompt is None or prompt == []:
+        raise RequestError("prompt must be a string, token ids, or a list of at least one of them.", param="prompt")
+    if isinstance(prompt, str) or f.is_whole(prompt[0]):
+        return [_prompt(prompt, "prompt", limits)]
+    if len(prompt) > MAX_SEQUENCES:
+        raise RequestError(f"prompt must hold at most {MAX_SEQUENCES} prompts, got {len(prompt)}.", param="prompt")
+    return [_prompt(one, f"prompt[{i}]", limits) for i, one in enumerate(prompt)]
+
+
+def _prompt(prompt: Any, name: str, limits: Limits) -> Prompt:
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list):
+        raise RequestError(f"{name} must be a string or a list of token ids, got {f.kind(prompt)}.", param="prompt")
+    _check_ids(prompt, name, limits)
+    return prompt
+
+
+def _check_ids(ids: Sequence[Any], name: str, limits: Limits) -> None:
+    if not ids:
+        raise RequestError(f"{name} is empty: give at least one token id.", param="prompt")
+    check_length(len(ids), limits.max_model_len, "prompt")
+    for i, token in enumerate(ids):
+        if not f.is_whole(token) or not 0 <= token < limits.vocab_size:
+            what = f"{name}[{i}] must be a token id from 0 to {limits.vocab_size - 1}, got {f.kind(token)}."
+            raise RequestError(what, param="prompt")
+
+
+def check_length(tokens: int, most: int, param: str, exact: bool = True) -> None:
+    """ContextTooLong, in the words that clients look for, if a prompt cannot fit; `exact` False: so many, or more."""
+    if tokens > most:
+        count = str(tokens) if exact else f"at least {tokens}"
+        raise ContextTooLong(
+            f"This model's maximum context length is {most} tokens. However, your prompt contains {count} input tokens"
+            ", which exceeds this limit even without any output tokens. Please reduce the length of the input prompt.",
+            param=param,
+            code="context_length_exceeded",
+        )

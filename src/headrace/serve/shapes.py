@@ -1,0 +1,123 @@
+"""What goes over the wire, field by field, as OpenAI's API reference has it.
+
+Ours are `seed`, and after vLLM `stop_reason` and the lists of ids.
+
+UNSET fields are left out of the JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+
+class PromptDetails(Struct, frozen=True, kw_only=True):
+    cached_tokens: int
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class Alternative(Struct, frozen=True, kw_only=True):
+    """bytes: the token's own, whether or not they are whole characters."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Alternative, frozen=True, kw_only=True):
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(Struct, frozen=True, kw_only=True):
+    content: list[ChatToken]
+    refusal: None = None
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    role: str = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class MessageDelta(Struct, frozen=True, kw_only=True):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True, kw_only=True):
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class TextLogprobs(Struct, frozen=True, kw_only=True):
+    """text_offset: characters of the text before the token. The first token of an echoed prompt has null."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class TextChoice(Struct, frozen=True, kw_only=True):
+    """seed: with which this choice comes again, when its prompt is asked alone."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[Any] | UnsetType = UNSET
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """A whole answer or a chunk of one. seed: given or drawn; with several prompts that of the first."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice] | list[ChatChunkChoice] | list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+    seed: int
+    system_fingerprint: str
+    service_tier: None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: list[Any] | UnsetType = UNSET
+
+
+class ModelCard(Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "headrace"
+    root: str
+    parent: None = None
+    max_model_len: int
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[ModelCard]
