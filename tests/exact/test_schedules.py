@@ -1,8 +1,8 @@
 """The first promise: a request's bits depend on nothing but itself.
 
-A request's logits are hashed by position while it runs alone, one thread, cold. Then it runs again among random others, cut
-into chunks of any size, on warm or cold pages, with too few pages (so that sequences are preempted and start again), on one
-thread or two: every row must hash the same, and so must the tokens drawn.
+A request's logits are hashed by position while it runs alone, one thread, cold. Then it runs again among random others,
+cut into chunks of any size, on warm or cold pages, with too few pages (so that sequences are preempted and start
+again), on one thread or two: every row must hash the same, and so must the tokens drawn.
 """
 
 from __future__ import annotations
@@ -133,33 +133,30 @@ def compare(recorder: Recorder, rows: list[Hashes], tokens: list[list[int]]) -> 
     return compared
 
 
-SETTINGS: list[dict[str, object]] = [
-    {
-        "threads": threads,
-        "max_num_batched_tokens": chunk,
-        "enable_prefix_caching": cached,
-        "kv_cache_memory_bytes": pages,
-    }
-    for threads, chunk, cached, pages in [
-        (2, 512, True, 30),
-        (1, 64, True, 24),
-        (2, 33, False, 26),
-        (2, 8, True, 40),
-        (1, 512, True, 24),
-        (2, 100, True, 24),
-        (2, 1, True, 30),
-    ]
+PAGE_BYTES = 2 * 2 * 64 * 2 * 32 * 2  # layers, K and V, head size, KV heads, tokens, bytes
+SETTINGS = [  # threads, chunk, prefix cache, pages
+    (2, 512, True, 30),
+    (1, 64, True, 24),
+    (2, 33, False, 26),
+    (2, 8, True, 40),
+    (1, 512, True, 24),
+    (2, 100, True, 24),
+    (2, 1, True, 30),
 ]
 
 
 def run_schedules(path: Path, calls: list[Call], count: int, seed: int) -> Iterator[tuple[int, int]]:
     """`count` random schedules, spread over SETTINGS; yields (rows compared, preemptions) for each setting."""
     rows, tokens = alone(path, calls)
-    for at, chosen in enumerate(SETTINGS):
+    for at, (threads, chunk, cached, pages) in enumerate(SETTINGS):
         rng = random.Random(seed + at)
-        page_bytes = 2 * 2 * 64 * 2 * 32 * 2  # layers, K and V, head size, KV heads, tokens, bytes
-        settings = chosen | {"kv_cache_memory_bytes": int(str(chosen["kv_cache_memory_bytes"])) * page_bytes}
-        recorder = Recorder(path, **settings)
+        recorder = Recorder(
+            path,
+            threads=threads,
+            max_num_batched_tokens=chunk,
+            enable_prefix_caching=cached,
+            kv_cache_memory_bytes=pages * PAGE_BYTES,
+        )
         compared = 0
         for k in range(count // len(SETTINGS) + 1):
             picked = [rng.randrange(len(calls)) for _ in range(rng.randint(1, 10))]
