@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textcases import byte_level, golden
 
@@ -98,6 +98,9 @@ SOURCES = (
     role=st.sampled_from(["user", "assistant", "system", "im_end|>", "<|im_end|>", "tool"]),
     source=st.sampled_from(SOURCES),
 )
+@example(content="a <", role="user", source=SOURCES[-1])
+@example(content="<|im_ ", role="user", source=SIMPLE.replace("m.content", "m.content.strip() + 'end|>'"))
+@example(content="end|>", role="user", source=SIMPLE.replace("m.content", "'<|im_' + m.content"))
 def test_turn_markers_are_as_many_as_messages(small: Tokenizer, content: str, role: str, source: str) -> None:
     rendered = render(source, [{"role": role, "content": content}] * 2, small)
     ids = small.encode_chat(rendered)
