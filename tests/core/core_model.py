@@ -47,6 +47,7 @@ class PagedModel:
         self.size = limits.page_size
         self.memory: list[list[int | None]] = [[None] * self.size for _ in range(limits.pages)]
         self.burst = burst
+        self.tables: dict[int, tuple[int, list[int]]] = {}
 
     def run(self, batch: Batch) -> Outcome:
         for page in batch.fresh:
@@ -55,6 +56,7 @@ class PagedModel:
 
     def _item(self, item: Scheduled) -> list[int]:
         s = item.sequence
+        self._look_at_table(s)
         for p in range(item.start, item.start + item.count):
             before = self._at(s, p - 1) if p else 1
             page = self.memory[s.pages[p // self.size]]
@@ -68,6 +70,12 @@ class PagedModel:
             new.append(draw(numbers, s.seed))
             numbers.append(step(numbers[-1], new[-1]))
         return new
+
+    def _look_at_table(self, s: Sequence) -> None:
+        """A copy of a table may be kept as long as `moves` stands still: then the table only grows."""
+        moves, pages = self.tables.get(s.id, (-1, []))
+        assert moves != s.moves or s.pages[: len(pages)] == pages, "a page was changed without a word"
+        self.tables[s.id] = (s.moves, s.pages.copy())
 
     def _at(self, s: Sequence, position: int) -> int:
         number = self.memory[s.pages[position // self.size]][position % self.size]

@@ -68,6 +68,58 @@ def test_static_batching_lets_nobody_in_until_all_have_ended() -> None:
     assert together == [[0, 1], [0, 1], [0], [0], [0], [2, 3], [2, 3], [4], [4]]
 
 
+def test_a_static_batch_is_filled_from_those_who_wait_when_it_starts() -> None:
+    limits = small(max_num_seqs=3, batching="static")
+    first, second = ask([1], 3), ask([2], 1)
+    scheduler, model = made(limits, first)
+    turn(scheduler, model)
+    scheduler.add(second)
+    assert drain(scheduler, model) == [first, second]
+
+
+def test_nobody_is_admitted_who_would_be_preempted_at_once() -> None:
+    scheduler, model = made(small(pages=4), ask([1] * 8, 3), ask([2] * 8, 3))
+    turn(scheduler, model)
+    assert (scheduler.running, scheduler.waiting) == (1, 1)
+    drain(scheduler, model)
+    assert scheduler.preemptions == 0
+
+
+def test_the_room_of_a_preempted_sequence_in_the_step_is_used() -> None:
+    """a lacks four tokens and a page; b, already scheduled for one, gives way with its page and its token."""
+    limits = small(pages=7, max_num_batched_tokens=4)
+    a, b = ask([1] * 8, 50), ask([2] * 9, 50)
+    scheduler, _ = made(limits, a, b)
+    burst = {a.id: 1, b.id: 1}
+    for _ in range(50):
+        batch = scheduler.schedule()
+        assert batch is not None
+        scheduler.check()
+        if batch.preempted:
+            break
+        if b.computed >= 9:
+            burst[a.id] = 4
+        outcome = Outcome([[1] * burst[i.sequence.id] if i.sample else [] for i in batch.items])
+        scheduler.commit(batch, outcome)
+    assert batch.preempted == [b] and [(i.sequence, i.count) for i in batch.items] == [(a, 4)]
+
+
+def test_a_sequence_that_gave_way_is_not_scheduled_in_the_same_step() -> None:
+    """Both lack several tokens, as after drafts; the first takes the page of the second, whose turn comes later."""
+    limits = small(pages=6)
+    a, b = ask([1] * 8, 50), ask([2] * 9, 50)
+    scheduler, _ = made(limits, a, b)
+    burst = {a.id: 3, b.id: 2}
+    for _ in range(50):
+        batch = scheduler.schedule()
+        assert batch is not None
+        scheduler.check()
+        if batch.preempted:
+            break
+        scheduler.commit(batch, Outcome([[1] * burst[i.sequence.id] if i.sample else [] for i in batch.items]))
+    assert batch.preempted == [b] and [i.sequence for i in batch.items] == [a]
+
+
 def test_without_a_cache_each_step_starts_at_zero() -> None:
     limits = small(pages=16, max_num_batched_tokens=64, kv_cache=False)
     a, b = ask([1] * 5, 3), ask([1] * 5, 3)
