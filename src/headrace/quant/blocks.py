@@ -1,11 +1,11 @@
 """What the bytes of a block mean: the plain numpy reference of every weight format.
 
-Owes: `dequantize` for all formats, `quantize` (round to nearest) for those with 32 values a block, random valid blocks for
-kernel tests, and a quick look for NaN or Inf. Each faster unpacking elsewhere is tested against this one.
+Owes: `dequantize` for all formats, `quantize` (round to nearest) for those with 32 values a block, random valid blocks
+for kernel tests, and a quick look for NaN or Inf. Each faster unpacking elsewhere is tested against this one.
 Does not know: files, layouts of kernels, models.
 
-Layouts are those of the block structs in ggml (ggml-org/ggml, src/ggml-common.h); a row is a run of whole blocks. In the
-formats with 32 values, byte i of `qs` holds value i (low nibble) and value i + 16 (high nibble).
+Layouts are those of the block structs in ggml (ggml-org/ggml, src/ggml-common.h); a row is a run of whole blocks. In
+the formats with 32 values, byte i of `qs` holds value i (low nibble) and value i + 16 (high nibble).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HALF_EXPONENT = ("<u2", 0x7C00)
 
 
 def dequantize(format: Format, rows: Bytes) -> Floats:
-    """Values of `rows`, uint8 [n, row bytes], as float32 [n, columns]; one float32 rounding an operation, in ggml's order."""
+    """Values of `rows`, uint8 [n, row bytes], as float32 [n, columns]; a rounding each operation, in ggml's order."""
     blocks = _blocks(format, rows)
     # Inf times a zero quant is NaN: a value like any other here; `check_finite` is who complains.
     with np.errstate(invalid="ignore", over="ignore"):
@@ -57,7 +57,7 @@ def dequantize(format: Format, rows: Bytes) -> Floats:
 
 
 def quantize(format: Format, values: npt.ArrayLike) -> Bytes:
-    """Float32 [n, columns], columns a whole number of blocks, as uint8 [n, row bytes]: round to nearest, as ggml's reference.
+    """Float32 [n, columns] of whole blocks as uint8 [n, row bytes]: round to nearest, as ggml's reference.
 
     For f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1; another format is a ValueError.
     """
@@ -72,7 +72,7 @@ def quantize(format: Format, values: npt.ArrayLike) -> Bytes:
 
 
 def pack_random(format: Format, rows: int, columns: int, rng: np.random.Generator) -> Bytes:
-    """Random valid blocks, uint8 [rows, row bytes]: every bit pattern of the integers, values of about ±0.2 around zero."""
+    """Random valid blocks, uint8 [rows, row bytes]: any bits as integers, values of about ±0.2 around zero."""
     assert columns % format.block == 0, (format.name, columns)
     count = rows * columns // format.block
     blocks = rng.integers(0, 256, count * format.bytes, np.uint8).view(LAYOUTS[format.name])
@@ -159,8 +159,8 @@ def _from_q8_0(blocks: _Blocks) -> Floats:
 def unpack_sixes(packed: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """The 6-bit scales and offsets of Q4_K and Q5_K: uint8 [n, 12] -> two uint8 [n, 8].
 
-    Bytes 0-3 hold scales 0-3 and bytes 4-7 offsets 0-3 in their low six bits; byte 8 + i holds the low four bits of scale
-    and offset 4 + i, whose upper two bits are the upper two of bytes i and 4 + i.
+    Bytes 0-3 hold scales 0-3 and bytes 4-7 offsets 0-3 in their low six bits; byte 8 + i holds the low four bits of
+    scale and offset 4 + i, whose upper two bits are the upper two of bytes i and 4 + i.
     """
     first, second, low = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, (low & 15) | ((first >> 6) << 4)], axis=1)
@@ -194,7 +194,7 @@ def _from_q5_k(blocks: _Blocks) -> Floats:
 
 
 def _from_q6_k(blocks: _Blocks) -> Floats:
-    """Two halves of 128 values; in a half, four runs of 32 share 64 bytes of low nibbles and 32 bytes of upper bit pairs."""
+    """Two halves of 128 values; in each, four runs of 32 share 64 bytes of low nibbles and 32 of upper bit pairs."""
     low = blocks["ql"].reshape(-1, 2, 2, 32)
     low = np.stack([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
     pairs = (blocks["qh"].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]) & 3
@@ -219,7 +219,7 @@ _UNPACK: dict[str, Callable[[_Blocks], Floats]] = {
 }
 
 
-# --- packing: float32 [blocks, values] into records [blocks] -----------------------------------------------------------
+# --- packing: float32 [blocks, values] into records [blocks] --------------------------------------------------
 
 
 def _inverse(step: Floats) -> Floats:

@@ -22,9 +22,9 @@ _CAUSES = {errno.ENOSPC: "there is no space left on the disk", errno.EDQUOT: "th
 
 
 def cache_folder() -> Path:
-    """$HEADRACE_CACHE, or ~/.cache/headrace/models."""
+    """The folder ``models`` in $HEADRACE_CACHE or ~/.cache/headrace."""
     chosen = os.environ.get(VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "headrace" / "models"
+    return (Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "headrace") / "models"
 
 
 @contextmanager
@@ -47,6 +47,15 @@ def digest_of(path: Path) -> str:
     """The file's sha256 as 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def link(target: Path, path: Path) -> Path:
+    """Make `target` another name of `path`, and return it."""
+    with staging(target) as folder:
+        draft = folder / target.name
+        draft.symlink_to(path.absolute())
+        draft.replace(target)
+    return target
 
 
 def recall(reference: str) -> Path | None:

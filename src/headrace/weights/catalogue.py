@@ -11,10 +11,14 @@ DEFAULT = "smollm2-135m"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """hub: a reference, or empty. packages, members: parts of one GGUF file in order. bytes, sha256: of that file."""
+    """file: its name in the cache. hub: a reference, or empty. packages, members: parts of that file in order.
+
+    bytes, sha256: of the file.
+    """
 
     name: str
     about: str
+    file: str
     hub: str
     packages: tuple[str, ...]
     members: tuple[str, ...]
@@ -28,6 +32,7 @@ def catalogue() -> dict[str, Entry]:
         name: Entry(
             name,
             entry["about"],
+            entry["file"],
             entry["hub"],
             tuple(entry["packages"]),
             tuple(entry["members"]),

@@ -10,6 +10,7 @@ import glob
 import os
 import queue
 import re
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,17 +77,25 @@ def fetch_model(model: HubModel, shown: bool, *, patience: float = PATIENCE, sha
             raise
         return _cached(model, error)
     names = choose_files(str(model), files, model.pick)
-    _check_digest(model, sha256, files[names[0]])
+    if sha256 not in (None, files[names[0]]):
+        raise DownloadError(f"{model}: the hub's file has sha256 {files[names[0]]}, expected {sha256}")
     folder = _download(model, names, shown)
+    for name in names:
+        _check_digest(folder / name, files[name])
     path = _model_path(folder, names)
-    _check_digest(model, sha256, digest_of(path) if sha256 else None)
     remember(key, path, [folder / name for name in names])
     return path
 
 
-def _check_digest(model: HubModel, expected: str | None, found: str | None) -> None:
-    if expected not in (None, found):
-        raise DownloadError(f"{model}: the hub's file has sha256 {found}, expected {expected}")
+def _check_digest(path: Path, expected: str | None) -> None:
+    """A file that is not what the hub announced is deleted: huggingface_hub would take it for good from now on."""
+    if expected is None:
+        return
+    found = digest_of(path)
+    if found != expected:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        raise DownloadError(f"{path.name}: arrived with sha256 {found}, expected {expected}; try again")
 
 
 def is_offline() -> bool:
@@ -133,7 +142,7 @@ def _gguf_models(files: Collection[str]) -> dict[str, list[str]]:
 
 def _of_kind(models: Mapping[str, list[str]], kind: str) -> list[list[str]]:
     """The models with that quantisation in their name; the shortest name first: it has no further qualifiers."""
-    named = re.compile(rf"(^|[-._/]){re.escape(kind)}([-._/]|$)", re.IGNORECASE)
+    named = re.compile(rf"(^|[-._/]){re.escape(kind)}([-./]|$)", re.IGNORECASE)
     return [models[first] for first in sorted(models, key=len) if named.search(first)]
 
 
@@ -199,7 +208,7 @@ def _download(model: HubModel, names: list[str], shown: bool) -> Path:
             model.repo,
             revision=model.revision,
             allow_patterns=[glob.escape(name) for name in names],
-            tqdm_class=None if shown else _NoBar,
+            tqdm_class=None if shown and sys.stderr.isatty() else _NoBar,
             library_name="headrace",
         )
     missing = [name for name in names if not (Path(folder) / name).is_file()]
@@ -244,7 +253,7 @@ def _cached(model: HubModel, error: DownloadError) -> Path:
 
 
 def _snapshot(model: HubModel) -> Path | None:
-    """The cache of huggingface_hub (its guide "Understand caching"): refs/BRANCH holds COMMIT, snapshots/COMMIT files."""
+    """The cache of huggingface_hub (guide "Understand caching"): refs/BRANCH holds COMMIT, snapshots/COMMIT files."""
     root = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"models--{model.repo.replace('/', '--')}"
     revision = model.revision or "main"
     reference = root / "refs" / revision

