@@ -44,6 +44,26 @@ using LinearFn = void (*)(const uint8_t* packed, int panels, int columns, const 
 // One KV split (at most 256 positions) of attention for R query rows that share a kv head. See kernels/attention.inl.
 struct AttendSplit;
 
+// What a logit must reach: at least `value`, or more than it when strict.
+struct Floor {
+    float value;
+    bool strict;
+};
+
+struct Candidate {
+    float value;
+    int32_t id;
+};
+
+// The search for the token with the largest score = (logit - top) / temperature + Gumbel noise; ties go to the lowest id.
+struct GumbelSearch {
+    uint64_t seed;
+    uint32_t position, choice;
+    float top, temperature, inverse;  // the largest logit; inverse = 1 / temperature
+    float best;                       // -inf at first
+    int32_t best_id;                  // -1 at first
+};
+
 struct KernelTable {
     const char* isa;                     // "scalar", "avx2", "avx512"
     LinearFn linear[kFormats];
@@ -61,17 +81,28 @@ struct KernelTable {
     // Turns pairs (i, i + rotary/2) of `heads` heads in place; cos, sin [rotary/2]
     void (*rope)(float* x, int heads, int head_dim, int rotary, const float* cos, const float* sin);
     void (*attend_split)(const AttendSplit& work);
-    // log-sum-exp of n logits relative to `max`, in 16 virtual lanes: sum of exp(x - max)
-    float (*sum_exp)(const float* x, int n, float max);
-    // largest value and the lowest index that has it
-    void (*arg_max)(const float* x, int n, float* value, int32_t* index);
-    // 1 when a NaN or +inf is among x (-inf is allowed)
-    int (*not_finite)(const float* x, int n);
+    // Adds a later split's (out, max, sum) to what the earlier ones gave; n: columns, a multiple of 16
+    void (*attend_merge)(float* all, float* all_max, float* all_sum, const float* out, float max, float sum, int n);
+    // out[i] = all[i] / sum
+    void (*attend_finish)(const float* all, float sum, int n, float* out);
+    // One token's key and value [head_dim], rounded to bf16, into place `slot` of a kv head's page
+    void (*write_kv)(const float* k, const float* v, int head_dim, int slot, uint8_t* page);
     // exp, log (own polynomials; same bits everywhere), elementwise
     void (*exp)(const float* x, int n, float* out);
     void (*log)(const float* x, int n, float* out);
-    // Fills tables of the sampler; see kernels/sample.inl. The best of logits + Gumbel noise among those >= floor.
-    void (*gumbel_max)(const float* z, int n, float floor, uint64_t seed, uint32_t position, uint32_t choice, float* value, int32_t* index);
+    // The sampler's passes, over blocks of 64 logits. -inf is allowed; a NaN stands for a token left out.
+    // max[b]: largest of block b. Returns 1 when a NaN or +inf is among x, which is [blocks][64].
+    int (*block_max)(const float* x, int blocks, float* max);
+    // How many of the block reach the floor
+    int (*block_count)(const float* x, Floor floor);
+    // Appends those that reach the floor to `found`, in order; returns how many
+    int (*block_collect)(const float* x, int32_t first_id, Floor floor, Candidate* found);
+    // sums[16] += exp((x - top) * inverse) of those that reach the floor, lane by lane
+    void (*block_mass)(const float* x, float top, float inverse, Floor floor, float* sums);
+    // Takes part in the search for the largest (x - top) / temperature + Gumbel noise: updates best and best_id
+    void (*block_gumbel)(const float* x, int32_t first_id, Floor floor, GumbelSearch& search);
+    // x = -inf where bit i of `allowed` is 0
+    void (*block_mask)(float* x, uint64_t allowed);
 };
 
 const KernelTable* scalar_kernels();
