@@ -1,0 +1,85 @@
+"""The engine's flags, as a table that every command which runs a model shares. Names are vLLM's where it has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from headrace.base.settings import DEFAULT_MODEL, EngineSettings
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmgKMGT]?)(?:i?B)?")
+
+
+def whole(given: str | int) -> int:
+    """An integer such as 4096, 4k (4000), 4K (4096), 1.5G. Defaults come as they are."""
+    text = str(given).strip()
+    match = _NUMBER.fullmatch(text)
+    count = float(match[1]) * _UNITS[match[2]] if match else -1.0
+    if match is None or count != int(count):
+        raise typer.BadParameter(f"{text!r} is no whole number; write 4096, 4k (4000), 4K (4096) or 2G")
+    return int(match[1]) * _UNITS[match[2]] if "." not in match[1] else int(count)
+
+
+def whole_or_auto(given: str | int) -> int | None:
+    """As `whole`; ``auto`` and -1 leave the choice to the engine."""
+    return None if given in ("auto", "-1") else whole(given)
+
+
+# setting: its type, how it is read, what it does
+_COUNT: dict[str, Any] = {"parser": whole, "metavar": "N"}
+_AUTO: dict[str, Any] = {"parser": whole_or_auto, "metavar": "N|auto"}
+ENGINE_FLAGS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "revision": (str | None, {}, "Branch, tag or commit of a hub repository."),
+    "tokenizer": (str | None, {}, "Another tokenizer than the model's own."),
+    "chat_template": (str | None, {}, "A Jinja template, or the path of one."),
+    "max_model_len": (int | None, _AUTO, "Longest prompt and answer together, in tokens."),
+    "max_num_seqs": (int, _COUNT, "Sequences that may run at once."),
+    "max_num_batched_tokens": (int, _COUNT, "Tokens computed in one step."),
+    "max_logprobs": (int, _COUNT, "Most alternatives a request may ask for."),
+    "enable_prefix_caching": (bool, {}, "Reuse what prompts have in common."),
+    "kv_cache_memory_bytes": (int | None, _AUTO, "Size of the KV cache, such as 2G."),
+    "threads": (int, _COUNT, "Threads of the back end; 0: what the machine allows."),
+    "batching": (str, {"metavar": "continuous|static"}, "static: fill a batch, finish it, then the next."),
+    "kv_cache": (bool, {}, "Off: compute the whole sequence at each step, to compare."),
+    "backend": (str, {"metavar": "cpu|reference"}, "reference: numpy, slow, the specification."),
+    "isa": (str, {"metavar": "scalar|avx2|avx512"}, "Force an instruction set; empty: the best there is."),
+}
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(help="A .gguf file, a folder, org/name of the hub, pypi:package, or a name of the catalogue."),
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", "-m", help="The model, as an option.", show_default=DEFAULT_MODEL)
+]
+
+
+def with_engine(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the engine's flags to a command, which gets them as `settings`, a function from the model to settings."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [parameter for name, parameter in signature.parameters.items() if name != "settings"]
+    added = [_parameter(field) for field in dataclasses.fields(EngineSettings) if field.name in ENGINE_FLAGS]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        engine = {name: given.pop(name) for name in ENGINE_FLAGS}
+        command(settings=lambda model: EngineSettings.of(model, **engine), **given)
+
+    run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
+    return run
+
+
+def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
+    kind, options, text = ENGINE_FLAGS[field.name]
+    option = typer.Option(help=text, rich_help_panel="Engine", **options)
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option]
+    )
