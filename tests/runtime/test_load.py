@@ -1,4 +1,4 @@
-"""Where model, weights and back end meet: what is missing, left over, misshapen or not finite is named; heads are tied."""
+"""Where model, weights and back end meet: what is missing, left over, misshapen or not finite is named; tied heads."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_an_absent_head_is_the_embedding(flag: bool | None, tmp_path: Path) -> N
 
 
 def test_biases_are_found_whatever_the_flag_says(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
-    """A llama with biases under a flag that is false, absent or true computes the same, and not what it does without."""
+    """A llama with biases computes the same whether their flag is true, absent or false, and not as without them."""
     sizes = {"self_attn.q_proj": 128, "self_attn.k_proj": 64, "self_attn.v_proj": 64, "self_attn.o_proj": 64}
     sizes |= {"mlp.gate_proj": 128, "mlp.up_proj": 128, "mlp.down_proj": 64}
 

@@ -98,25 +98,19 @@ def _softmax(scores: F32) -> F32:
     return np.asarray(e / e.sum(axis=-1, keepdims=True), np.float32)
 
 
-def _attend_one(op: Op, q: F32, keys: F32, values: F32, positions: Array) -> F32:
-    """The rows of one sequence: q [rows, heads * head_dim], keys and values [context, kv_heads, head_dim]."""
-    rows, kv_heads, head_dim = len(q), op.attrs["kv_heads"], op.attrs["head_dim"]
-    grouped = q.reshape(rows, kv_heads, -1, head_dim)
-    scores = np.einsum("tkgd,ckd->tkgc", grouped, keys) * np.float32(op.attrs["scale"])
-    if cap := op.attrs["softcap"]:
+def _attend_row(op: Op, q: F32, keys: F32, values: F32) -> F32:
+    """One row over what it sees: q [heads * head_dim], keys and values [seen, kv_heads, head_dim]."""
+    grouped = q.reshape(op.attrs["kv_heads"], -1, op.attrs["head_dim"])
+    scores = np.einsum("kgd,ckd->kgc", grouped, keys) * np.float32(op.attrs["scale"])
+    if cap := np.float32(op.attrs["softcap"]):
         scores = cap * np.tanh(scores / cap)
-    at = np.arange(len(keys))[None, :]
-    seen = at <= positions[:, None]
-    if window := op.attrs["window"]:
-        seen &= at > positions[:, None] - window
-    scores = np.where(seen[:, None, None, :], scores, np.float32(-np.inf))
-    out: F32 = np.einsum("tkgc,ckd->tkgd", _softmax(scores), values).reshape(q.shape)
+    out: F32 = np.einsum("kgc,ckd->kgd", _softmax(scores), values).reshape(-1)
     return out
 
 
 def _attend(op: Op, x: Sequence[Array], _: Sequence[F32], around: Surroundings) -> tuple[F32, ...]:
     q, k, v = x
-    step, cache = around.step, around.cache[op.attrs["layer"]]
+    step, cache, window = around.step, around.cache[op.attrs["layer"]], op.attrs["window"]
     shape = (len(q), op.attrs["kv_heads"], op.attrs["head_dim"])
     k, v = (round_to_bf16(a) if cache.rounded else a for a in (k.reshape(shape), v.reshape(shape)))
     out = np.empty_like(q)
@@ -128,7 +122,9 @@ def _attend(op: Op, x: Sequence[Array], _: Sequence[F32], around: Surroundings) 
         cache.keys[at], cache.values[at] = k[rows], v[rows]
         held = pages[: -(-int(context) // PAGE)]
         keys, values = (a[held].reshape(-1, *shape[1:])[:context] for a in (cache.keys, cache.values))
-        out[rows] = _attend_one(op, q[rows], keys, values, positions)
+        for row, position in enumerate(positions, step.query_start[b]):
+            seen = slice(max(0, position + 1 - window) if window else 0, position + 1)
+            out[row] = _attend_row(op, q[row], keys[seen], values[seen])
     return (out,)
 
 
