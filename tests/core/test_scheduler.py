@@ -86,7 +86,7 @@ def test_nobody_is_admitted_who_would_be_preempted_at_once() -> None:
 
 
 def test_the_room_of_a_preempted_sequence_in_the_step_is_used() -> None:
-    """a lacks four tokens and a page; b, already scheduled for one, gives way with its page and its token."""
+    """a lacks five tokens and a page; b, already scheduled for one, gives way with its page and its token."""
     limits = small(pages=7, max_num_batched_tokens=4)
     a, b = ask([1] * 8, 50), ask([2] * 9, 50)
     scheduler, _ = made(limits, a, b)
@@ -97,8 +97,8 @@ def test_the_room_of_a_preempted_sequence_in_the_step_is_used() -> None:
         scheduler.check()
         if batch.preempted:
             break
-        if b.computed >= 9:
-            burst[a.id] = 4
+        if b.computed >= 4:
+            burst[a.id] = 5
         outcome = Outcome([[1] * burst[i.sequence.id] if i.sample else [] for i in batch.items])
         scheduler.commit(batch, outcome)
     assert batch.preempted == [b] and [(i.sequence, i.count) for i in batch.items] == [(a, 4)]
