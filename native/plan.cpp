@@ -1,1 +1,391 @@
+#include "plan.h"
 
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace headrace {
+namespace {
+
+void require(bool right, const std::string& what) {
+    if (!right) throw std::invalid_argument("plan: " + what);
+}
+
+int padded(int n, int to) { return (n + to - 1) / to * to; }
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Denormal numbers are zeros while a step runs, on every thread alike; the caller's mode comes back.
+class FlushDenormals {
+  public:
+#if defined(__x86_64__)
+    FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+    ~FlushDenormals() { _mm_setcsr(before_); }
+
+  private:
+    unsigned before_;
+#elif defined(__aarch64__)
+    FlushDenormals() {
+        asm volatile("mrs %0, fpcr" : "=r"(before_));
+        asm volatile("msr fpcr, %0" : : "r"(before_ | (1ull << 24)));
+    }
+    ~FlushDenormals() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+  private:
+    uint64_t before_;
+#endif
+};
+
+class Busy {
+  public:
+    explicit Busy(std::atomic<bool>& flag) : flag_(flag) {
+        if (flag_.exchange(true)) throw std::runtime_error("this executor runs a step already; run one at a time");
+    }
+    ~Busy() { flag_ = false; }
+
+  private:
+    std::atomic<bool>& flag_;
+};
+
+}  // namespace
+
+Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers)
+    : kernels_(kernels), limits_(limits), merge_(merge), ids_(limits.vocab), pool_(threads) {
+    require(limits.tokens > 0 && limits.sequences > 0 && limits.pages > 0 && limits.context > 0 && limits.vocab > 0 &&
+                limits.chunk > 0,
+            "every limit must be at least 1");
+    limits_.chunk = std::min(limits_.chunk, limits_.tokens);
+    for (auto [kv_heads, head_dim] : layers) {
+        require(kv_heads > 0 && head_dim > 0 && head_dim % 2 == 0 && head_dim <= kMaxHeadDim,
+                "heads must have an even size of at most " + std::to_string(kMaxHeadDim) + ", not " + std::to_string(head_dim));
+        page_bytes_ += kv_heads * head_page_bytes(head_dim);
+        partials_.width = std::max(partials_.width, value_width(head_dim));
+    }
+    cache_ = Arena(page_bytes_ * limits.pages);
+    size_t at = 0;
+    for (auto [kv_heads, head_dim] : layers) {
+        layers_.push_back({cache_.data() + at, page_bytes_, kv_heads, head_dim});
+        at += kv_heads * head_page_bytes(head_dim);
+    }
+    partials_.splits = (limits.context + kSplitTokens - 1) / kSplitTokens;
+    partials_.tiles = 4 * threads;
+    partials_.memory = Arena(sizeof(float) * partials_.stride() * partials_.splits * partials_.tiles);
+    live_.kernels = kernels;
+    live_.threads = threads;
+    live_.sequence_of.resize(limits.tokens);
+}
+
+// -------------------------------------------------------------------------------------------------------------- building
+
+int Plan::rows_of(Extent extent) const {
+    const int64_t rows = extent == Extent::Logits ? limits_.chunk : int64_t(limits_.tokens) * (extent == Extent::Slots ? choices_ : 1);
+    require(rows > 0 && rows < (1 << 30), "too many rows, or slots before route_to");
+    return static_cast<int>(rows);
+}
+
+void Plan::route_to(int choices) {
+    require(choices > 0 && choices <= 1024, "a row chooses 1 to 1024 experts");
+    choices_ = std::max(choices_, choices);
+}
+
+int Plan::buffer(int width, Extent extent) {
+    require(width > 0, "a buffer needs at least one column");
+    const size_t stride = padded(width, 16);
+    buffers_.push_back({Arena(sizeof(float) * stride * rows_of(extent)), stride, width, extent});
+    return static_cast<int>(buffers_.size()) - 1;
+}
+
+Plan::Buffer& Plan::buffer_of(Slice s) {
+    const auto [id, column, width] = s;
+    require(id >= 0 && id < static_cast<int>(buffers_.size()), "there is no buffer " + std::to_string(id));
+    Buffer& b = buffers_[id];
+    require(column >= 0 && width > 0 && column <= b.width - width, "columns lie outside their buffer");
+    return b;
+}
+
+View Plan::view(Slice s) {
+    Buffer& b = buffer_of(s);
+    return {reinterpret_cast<float*>(b.memory.data()) + std::get<1>(s), b.stride, std::get<2>(s)};
+}
+
+Plan::Input& Plan::input(int id) {
+    require(id >= 0 && id < static_cast<int>(inputs_.size()), "there is no input " + std::to_string(id));
+    return inputs_[id];
+}
+
+int Plan::prepared(int columns, Extent extent, bool f32, bool bf16, bool q32, bool q256) {
+    require(columns > 0, "an input needs at least one column");
+    inputs_.push_back({{}, columns, extent});
+    Prepared& p = inputs_.back().prepared;
+    Activations& a = p.buffers.view;
+    const size_t rows = rows_of(extent), wide = padded(columns, 256), blocks = wide / 32;
+    const auto take = [&](size_t elements, auto* kind) {
+        p.memory.emplace_back(rows * elements * sizeof(*kind));
+        return reinterpret_cast<decltype(kind)>(p.memory.back().data());
+    };
+    a.columns = columns;
+    a.f32_stride = a.bf16_stride = a.q_stride = static_cast<int>(wide);
+    a.blocks_stride = static_cast<int>(blocks);
+    p.buffers.want_bf16 = bf16, p.buffers.want_q32 = q32, p.buffers.want_q256 = q256;
+    if (f32) a.f32 = p.f32 = take(wide, static_cast<float*>(nullptr));
+    if (bf16) a.bf16 = take(wide, static_cast<uint16_t*>(nullptr));
+    if (q32) {
+        a.q32 = take(wide, static_cast<int8_t*>(nullptr));
+        a.d32 = take(blocks, static_cast<float*>(nullptr));
+        a.sum32 = take(blocks, static_cast<int32_t*>(nullptr));
+        a.s32 = take(blocks, static_cast<float*>(nullptr));
+    }
+    if (q256) {
+        a.q256 = take(wide, static_cast<int8_t*>(nullptr));
+        a.d256 = take(blocks, static_cast<float*>(nullptr));
+        a.sum16 = take(2 * blocks, static_cast<int32_t*>(nullptr));
+        a.sum32h = take(blocks, static_cast<int16_t*>(nullptr));
+    }
+    return static_cast<int>(inputs_.size()) - 1;
+}
+
+int Plan::table(std::vector<float> cos, std::vector<float> sin, int rotary) {
+    require(rotary > 0 && rotary % 2 == 0 && cos.size() == sin.size() && cos.size() >= size_t(limits_.context) * (rotary / 2),
+            "a rotation needs cos and sin for every position of the context");
+    rotations_.push_back({std::move(cos), std::move(sin), rotary});
+    return static_cast<int>(rotations_.size()) - 1;
+}
+
+void Plan::row_op(const char* name, Extent extent, std::unique_ptr<RowOp> op) {
+    require(!finished_, "it is finished");
+    auto& phases = part(extent);
+    auto* last = phases.empty() ? nullptr : dynamic_cast<RowPhase*>(phases.back().get());
+    if (!merge_ || !last || last->extent != extent) {
+        phases.push_back(std::make_unique<RowPhase>(name, extent, slots(extent)));
+        last = static_cast<RowPhase*>(phases.back().get());
+    }
+    last->ops.push_back(std::move(op));
+}
+
+void Plan::embed(const std::vector<const Packed*>& table, float scale, Slice out) {
+    std::vector<std::pair<const Packed*, int>> parts;
+    int rows = 0;
+    for (const Packed* p : table) {
+        require(p->columns() == view(out).width, "the table's columns must be the width of what it gives");
+        parts.push_back({p, rows});
+        rows += p->rows();
+    }
+    require(rows > 0, "a table needs rows");
+    ids_ = std::min(ids_, rows);
+    row_op("embed", buffer_of(out).extent, embed_op(std::move(parts), scale, view(out)));
+}
+
+void Plan::norm(Slice x, std::vector<float> weight, int heads, float eps, Slice out) {
+    require(heads > 0 && size_t(view(x).width) == weight.size() * heads && view(out).width == view(x).width,
+            "norm: widths differ");
+    row_op("norm", buffer_of(out).extent, norm_op(view(x), std::move(weight), heads, eps, view(out)));
+}
+
+void Plan::prepare(Slice x, int into) {
+    Input& in = input(into);
+    require(in.columns == view(x).width, "prepare: widths differ");
+    const bool gathers = in.extent == Extent::Slots && buffer_of(x).extent == Extent::Tokens;
+    require(gathers || in.extent == buffer_of(x).extent, "prepare: extents differ");
+    row_op("prepare", in.extent, prepare_op(view(x), &in.prepared, gathers ? &slots_ : nullptr));
+}
+
+void Plan::glu(Slice x, int activation, Slice out) {
+    require(view(x).width == 2 * view(out).width, "glu: widths differ");
+    require(activation >= 0 && activation < 3, "glu: there are activations 0 to 2");
+    row_op("glu", buffer_of(out).extent, glu_op(view(x), activation, view(out)));
+}
+
+void Plan::add(Slice x, Slice y, Slice out) {
+    require(view(x).width == view(out).width && view(y).width == view(out).width, "add: widths differ");
+    row_op("add", buffer_of(out).extent, add_op(view(x), view(y), view(out)));
+}
+
+void Plan::bias(Slice x, std::vector<float> bias, Slice out) {
+    require(view(x).width == view(out).width && bias.size() == size_t(view(out).width), "bias: widths differ");
+    row_op("bias", buffer_of(out).extent, bias_op(view(x), std::move(bias), view(out)));
+}
+
+void Plan::scale(Slice x, float factor, Slice out) {
+    require(view(x).width == view(out).width, "scale: widths differ");
+    row_op("scale", buffer_of(out).extent, scale_op(view(x), factor, view(out)));
+}
+
+void Plan::softcap(Slice x, float cap, Slice out) {
+    require(view(x).width == view(out).width && cap > 0, "softcap: widths differ, or a cap that is not positive");
+    row_op("softcap", buffer_of(out).extent, softcap_op(view(x), cap, view(out)));
+}
+
+void Plan::rope(Slice x, int head_dim, int table, Slice out) {
+    require(table >= 0 && table < static_cast<int>(rotations_.size()), "rope: there is no such table");
+    const Rotation& t = rotations_[table];
+    require(view(x).width == view(out).width && head_dim >= t.rotary && view(x).width % head_dim == 0, "rope: widths differ");
+    require(buffer_of(x).extent == Extent::Tokens, "rope: takes rows of tokens");
+    row_op("rope", Extent::Tokens, rope_op(view(x), head_dim, t.rotary, t.cos.data(), t.sin.data(), view(out)));
+}
+
+void Plan::write(Slice k, Slice v, int layer) {
+    require(layer >= 0 && layer < static_cast<int>(layers_.size()), "there is no layer " + std::to_string(layer));
+    const Layer& l = layers_[layer];
+    require(view(k).width == l.kv_heads * l.head_dim && view(v).width == view(k).width, "write: widths differ");
+    require(buffer_of(k).extent == Extent::Tokens && buffer_of(v).extent == Extent::Tokens, "write: takes rows of tokens");
+    row_op("write", Extent::Tokens, write_op(view(k), view(v), l));
+}
+
+void Plan::rows(Slice x, Slice out) {
+    require(view(x).width == view(out).width, "rows: widths differ");
+    require(buffer_of(x).extent == Extent::Tokens && buffer_of(out).extent == Extent::Logits, "rows: from tokens to logits");
+    row_op("rows", Extent::Logits, gather_op(view(x), view(out)));
+}
+
+void Plan::choose(Slice logits, int k, bool renormalise, Slice out) {
+    require(k > 0 && k <= view(logits).width && view(out).width == 2 * k, "choose: widths differ");
+    row_op("choose", buffer_of(out).extent, choose_op(view(logits), k, renormalise, view(out)));
+}
+
+void Plan::combine(Slice y, Slice routing, Slice out) {
+    require(view(y).width == view(out).width && buffer_of(y).extent == Extent::Slots, "combine: widths or extents differ");
+    row_op("combine", Extent::Tokens, combine_op(view(y), view(routing), &slots_, view(out)));
+}
+
+std::vector<Piece> Plan::pieces(const std::vector<PieceRef>& refs, const Input& in, int width) const {
+    std::vector<Piece> all;
+    int first = 0;
+    for (auto [packed, row, rows] : refs) {
+        require(packed->columns() == in.columns, "a weight's columns must be the width of its input");
+        require(row >= 0 && row % kLanes == 0 && rows > 0 && row <= packed->rows() - rows, "rows lie outside their matrix");
+        require(rows % kLanes == 0 || row + rows == packed->rows(), "only the last panel of a matrix may be cut");
+        const Activations& a = in.prepared.buffers.view;
+        const void* wanted[] = {a.f32, a.bf16, a.q32, a.q256};
+        require(wanted[static_cast<int>(info(packed->format()).input)], "the input is not prepared for the weight's format");
+        const LinearFn kernel = kernels_->linear[static_cast<int>(packed->format())];
+        require(kernel, std::string("no kernel for ") + info(packed->format()).name);
+        all.push_back({kernel, packed->panel(row / kLanes), packed->panel_bytes(), rows, packed->columns(), first});
+        first += rows;
+    }
+    require(first == width, "a weight's rows must be the width of what it gives");
+    return all;
+}
+
+void Plan::linear(const std::string& name, int in, const std::vector<PieceRef>& refs, Slice out, std::vector<float> bias,
+                  const Slice* add) {
+    const Input& i = input(in);
+    const Extent extent = buffer_of(out).extent;
+    require(!finished_ && i.extent == extent, "linear: extents differ");
+    require(bias.empty() || bias.size() == size_t(view(out).width), "linear: the bias has another width");
+    Epilogue epilogue{std::move(bias), add ? view(*add) : View{}};
+    require(!add || (epilogue.add.width == view(out).width && buffer_of(*add).extent == extent), "linear: widths differ");
+    part(extent).push_back(std::make_unique<LinearPhase>(name, extent, slots(extent), &i.prepared,
+                                                         pieces(refs, i, view(out).width), view(out), std::move(epilogue),
+                                                         pool_.threads()));
+}
+
+void Plan::sort(Slice routing, int experts) {
+    require(experts > 0 && view(routing).width % 2 == 0 && view(routing).width / 2 <= choices_, "sort: too many choices");
+    require(buffer_of(routing).extent == Extent::Tokens, "sort: takes rows of tokens");
+    body_.push_back(std::make_unique<SortPhase>(view(routing), experts, &slots_));
+}
+
+void Plan::experts(const std::string& name, int in, const std::vector<std::vector<PieceRef>>& refs, Slice out) {
+    const Input& i = input(in);
+    require(i.extent == Extent::Slots && buffer_of(out).extent == Extent::Slots, "experts: take and give rows of slots");
+    std::vector<std::vector<Piece>> all;
+    for (const auto& r : refs) all.push_back(pieces(r, i, view(out).width));
+    body_.push_back(std::make_unique<ExpertsPhase>(name, &slots_, &i.prepared, std::move(all), view(out), pool_.threads()));
+}
+
+Crowd* Plan::crowd(int heads, int kv_heads, int window) {
+    for (Crowd& c : crowds_)
+        if (c.heads == heads && c.kv_heads == kv_heads && c.window == window) return &c;
+    return &crowds_.emplace_back(heads, kv_heads, window, &partials_);
+}
+
+void Plan::attend(Slice q, int layer, float scale, int window, float softcap, Slice out) {
+    require(layer >= 0 && layer < static_cast<int>(layers_.size()), "there is no layer " + std::to_string(layer));
+    const Layer& l = layers_[layer];
+    const int heads = view(q).width / l.head_dim;
+    require(view(q).width == heads * l.head_dim && heads % l.kv_heads == 0 && view(out).width == view(q).width,
+            "attend: widths differ");
+    require(buffer_of(q).extent == Extent::Tokens && buffer_of(out).extent == Extent::Tokens, "attend: takes rows of tokens");
+    require(window >= 0 && softcap >= 0, "attend: window and softcap cannot be negative");
+    body_.push_back(std::make_unique<AttendPhase>(crowd(heads, l.kv_heads, window), l, view(q), view(out), scale, softcap));
+}
+
+void Plan::finish(Slice logits) {
+    require(!finished_, "it is finished");
+    require(buffer_of(logits).extent == Extent::Logits && view(logits).width >= limits_.vocab, "fewer logits than the vocabulary");
+    View z = view(logits);
+    z.width = limits_.vocab;
+    row_op("keep", Extent::Logits, keep_op(z));
+    tail_.push_back(std::make_unique<PickPhase>(z, limits_.vocab, pool_.threads()));
+    finished_ = true;
+}
+
+// --------------------------------------------------------------------------------------------------------------- running
+
+void Plan::run(const StepArrays& step, Outcome& outcome) {
+    const Busy busy(busy_);
+    require(finished_, "it is not finished");
+    check(step, limits_, ids_);
+    for (int r = 0; r < step.logits(); r++) check_row(sampling_row(step.sampling, r), limits_.vocab);
+    live_.step = &step;
+    live_.outcome = &outcome;
+    for (int b = 0; b < step.sequences(); b++)
+        std::fill(live_.sequence_of.begin() + step.query_start[b], live_.sequence_of.begin() + step.query_start[b + 1], b);
+    for (Crowd& c : crowds_) c.gather(step, pool_.threads());
+    pool_.run(&Plan::job, this);
+}
+
+void Plan::job(void* plan, int thread) { static_cast<Plan*>(plan)->work(thread); }
+
+void Plan::work(int thread) {
+    const FlushDenormals mode;
+    const StepArrays& step = *live_.step;
+    for (size_t i = thread; i < step.fresh.size(); i += pool_.threads())
+        memset(cache_.data() + step.fresh[i] * page_bytes_, 0, page_bytes_);
+    if (!step.fresh.empty()) pool_.barrier(thread);
+    if (thread == 0 && profiling_) clock_ = now();
+    sweep(body_, {live_, thread, 0, 0});
+    for (int first = 0; first < step.logits(); first += limits_.chunk)
+        sweep(tail_, {live_, thread, first, std::min(limits_.chunk, step.logits() - first)});
+}
+
+void Plan::sweep(const std::vector<std::unique_ptr<Phase>>& phases, const Here& here) {
+    for (const auto& phase : phases) {
+        phase->run(here);
+        pool_.barrier(here.thread);
+        if (here.thread != 0) continue;
+        phase->rewind();  // nobody comes back to it before the next barrier
+        if (!profiling_) continue;
+        const double t = now();
+        phase->seconds += t - clock_;
+        phase->runs++;
+        clock_ = t;
+    }
+}
+
+void Plan::copy(Slice what, int rows, float* out) const {
+    Plan& self = const_cast<Plan&>(*this);
+    const View v = self.view(what);
+    require(rows >= 0 && rows <= rows_of(self.buffer_of(what).extent), "more rows than the buffer has");
+    for (int r = 0; r < rows; r++) memcpy(out + size_t(r) * v.width, v.row(r), sizeof(float) * v.width);
+}
+
+void Plan::profile(bool on) {
+    profiling_ = on;
+    for (auto* phases : {&body_, &tail_})
+        for (auto& p : *phases) p->seconds = 0, p->runs = 0;
+}
+
+std::vector<std::tuple<std::string, long, double>> Plan::timings() const {
+    std::vector<std::tuple<std::string, long, double>> all;
+    for (auto* phases : {&body_, &tail_})
+        for (const auto& p : *phases) all.emplace_back(p->name, p->runs, p->seconds);
+    return all;
+}
+
+}  // namespace headrace

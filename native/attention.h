@@ -1,0 +1,37 @@
+// Attention over pages: what a kernel is given for one split of one sequence and one kv head.
+// A page of a kv head: K [head_dim / 2][32 tokens][2] bf16, then V [32 tokens][head_dim, padded to 16] bf16.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace headrace {
+
+constexpr int kPageTokens = 32;
+constexpr int kSplitTokens = 256;  // splits start at absolute positions: multiples of this
+constexpr int kTileRows = 8;       // query rows that share a pass over keys and values
+constexpr int kMaxHeadDim = 256;
+
+static constexpr size_t key_bytes(int head_dim) { return size_t(head_dim) * kPageTokens * 2; }
+static constexpr int value_width(int head_dim) { return (head_dim + 15) / 16 * 16; }
+static constexpr size_t head_page_bytes(int head_dim) {
+    return key_bytes(head_dim) + size_t(value_width(head_dim)) * kPageTokens * 2;
+}
+
+// rows: 1 to kTileRows query rows of one sequence. Row r sees the positions lo[r] .. hi[r] - 1; a row that sees none
+// of this split's gets weight 0 and is left out of the merge by the caller.
+struct AttendSplit {
+    const uint8_t* cache;    // this kv head's part of page 0
+    size_t page_stride;      // bytes from a page to the next
+    const int32_t* pages;    // the sequence's page table
+    int split;               // positions 256 * split .. 256 * split + 255
+    int rows;
+    int head_dim;            // even, at most kMaxHeadDim
+    float scale, softcap;    // softcap 0: none
+    const float* q[kTileRows];
+    int lo[kTileRows], hi[kTileRows];
+    float* out;              // [rows][value_width(head_dim)]  sum over the keys of exp(score - max) * v
+    float* max;              // [rows]  largest score
+    float* sum;              // [rows]  sum of exp(score - max)
+};
+
+}  // namespace headrace

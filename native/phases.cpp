@@ -1,0 +1,320 @@
+#include "phases.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace headrace {
+
+void RowPhase::run(const Here& here) {
+    const auto [from, to] = here.share(here.rows(extent, slots_));
+    for (int row = from; row < to; row++)
+        for (const auto& op : ops) op->run(here, row);
+}
+
+// ---------------------------------------------------------------------------------------------------------------- linear
+
+namespace {
+
+constexpr size_t kLargestUnit = 64 << 10;
+constexpr int kRowBlock = 64;  // rows whose outputs stay in the cache between kernel and epilogue
+
+void add_rows(const KernelTable& k, const Epilogue& e, View out, int column, int columns, int row, int rows) {
+    for (int r = row; r < row + rows; r++) {
+        float* o = out.row(r) + column;
+        if (!e.bias.empty()) k.add(o, e.bias.data() + column, columns, o);
+        if (e.add.data) k.add(o, e.add.row(r) + column, columns, o);
+    }
+}
+
+// The last panel of a piece whose rows are no multiple of 16 must not write beyond them.
+void ragged_panel(const Piece& p, int panel, const Activations& in, int row, int rows, View out) {
+    float wide[kRowBlock * kLanes];
+    p.kernel(p.data + size_t(panel) * p.panel_bytes, 1, p.columns, in, row, rows, wide, kLanes);
+    const int first = panel * kLanes;
+    for (int r = 0; r < rows; r++)
+        memcpy(out.row(row + r) + p.first + first, wide + r * kLanes, sizeof(float) * (p.rows - first));
+}
+
+void run_unit(const KernelTable& k, const Piece& p, const Unit& u, const Activations& in, int row, int rows, View out,
+              const Epilogue& e) {
+    const int whole = std::min(u.panels, p.rows / kLanes - u.panel);
+    const int columns = std::min((u.panel + u.panels) * kLanes, p.rows) - u.panel * kLanes;
+    for (int end = row + rows; row < end; row += kRowBlock) {
+        const int n = std::min(kRowBlock, end - row);
+        if (whole > 0)
+            p.kernel(p.data + size_t(u.panel) * p.panel_bytes, whole, p.columns, in, row, n,
+                     out.row(row) + p.first + u.panel * kLanes, static_cast<int>(out.stride));
+        if (whole < u.panels) ragged_panel(p, u.panel + u.panels - 1, in, row, n, out);
+        add_rows(k, e, out, p.first + u.panel * kLanes, columns, row, n);
+    }
+}
+
+}  // namespace
+
+std::vector<Unit> cut(const std::vector<Piece>& pieces, size_t bytes) {
+    std::vector<Unit> units;
+    for (int i = 0; i < static_cast<int>(pieces.size()); i++) {
+        const int each = std::max<int>(1, static_cast<int>(bytes / pieces[i].panel_bytes)), n = pieces[i].panels();
+        for (int panel = 0; panel < n; panel += each) units.push_back({i, panel, std::min(each, n - panel)});
+    }
+    return units;
+}
+
+size_t unit_bytes(const std::vector<Piece>& pieces, int threads) {
+    size_t all = 0;
+    for (const Piece& p : pieces) all += p.panels() * p.panel_bytes;
+    return std::min(kLargestUnit, all / (size_t(threads) * 16));
+}
+
+LinearPhase::LinearPhase(std::string name, Extent extent, const Slots* slots, const Prepared* in, std::vector<Piece> pieces,
+                         View out, Epilogue epilogue, int threads)
+    : Phase(std::move(name)), extent_(extent), slots_(slots), in_(in), pieces_(std::move(pieces)), out_(out),
+      epilogue_(std::move(epilogue)), units_(cut(pieces_, threads > 1 ? unit_bytes(pieces_, threads) : kLargestUnit)) {
+    dealt_ = static_cast<int>(units_.size()) * 3 / 4 / threads * threads;
+    rewind();
+}
+
+void LinearPhase::run(const Here& here) {
+    const int rows = here.rows(extent_, slots_);
+    const auto unit = [&](const Unit& u) {
+        run_unit(here.kernels(), pieces_[u.piece], u, in_->buffers.view, 0, rows, out_, epilogue_);
+    };
+    const auto [from, to] = here.share(dealt_);
+    for (int i = from; i < to; i++) unit(units_[i]);
+    for (int i; (i = tickets_.take()) < static_cast<int>(units_.size());) unit(units_[i]);
+}
+
+// --------------------------------------------------------------------------------------------------------------- experts
+
+ExpertsPhase::ExpertsPhase(std::string name, const Slots* slots, const Prepared* in, std::vector<std::vector<Piece>> experts,
+                           View out, int threads)
+    : Phase(std::move(name)), slots_(slots), in_(in), experts_(std::move(experts)), out_(out) {
+    for (const auto& pieces : experts_) units_.push_back(cut(pieces, unit_bytes(pieces, threads)));
+}
+
+void ExpertsPhase::run(const Here& here) {
+    int before = 0;  // units of the experts passed so far
+    size_t at = 0;
+    for (int i = tickets_.take();; i = tickets_.take()) {
+        for (; at < slots_->used.size(); at++) {
+            const int n = static_cast<int>(units_[slots_->used[at]].size());
+            if (i < before + n) break;
+            before += n;
+        }
+        if (at == slots_->used.size()) return;
+        const int e = slots_->used[at], first = slots_->start[e];
+        const Unit& u = units_[e][i - before];
+        run_unit(here.kernels(), experts_[e][u.piece], u, in_->buffers.view, first, slots_->start[e + 1] - first, out_, {});
+    }
+}
+
+void SortPhase::run(const Here& here) {
+    if (here.thread != 0) return;
+    const int rows = here.live.step->rows(), k = routing_.width / 2;
+    Slots& s = *slots_;
+    s.choices = k;
+    s.source.resize(size_t(rows) * k);
+    s.place.resize(size_t(rows) * k);
+    s.start.assign(experts_ + 1, 0);
+    s.used.clear();
+    const auto expert = [&](int row, int j) { return static_cast<int>(routing_.row(row)[j]); };
+    for (int row = 0; row < rows; row++)
+        for (int j = 0; j < k; j++) s.start[expert(row, j) + 1]++;
+    for (int e = 0; e < experts_; e++) {
+        if (s.start[e + 1]) s.used.push_back(e);
+        s.start[e + 1] += s.start[e];
+    }
+    std::vector<int32_t> next(s.start.begin(), s.start.end() - 1);
+    for (int row = 0; row < rows; row++)
+        for (int j = 0; j < k; j++) {
+            const int slot = next[expert(row, j)]++;
+            s.place[row * k + j] = slot;
+            s.source[slot] = row;
+        }
+}
+
+// ------------------------------------------------------------------------------------------------------------- attention
+
+void Crowd::tile_up(const StepArrays& step, int b) {
+    const int group = heads / kv_heads, tokens = std::max(1, kTileRows / group), most = std::min(group, kTileRows);
+    const int from = step.query_start[b], to = step.query_start[b + 1];
+    const auto tile = [&](int row, int kv_head, int head) {
+        Tile t{b, row, std::min(tokens, to - row), kv_head, kv_head * group + head, std::min(most, group - head), 0, 0, -1, 0};
+        const int first = step.positions[row] + 1, last = step.positions[row + t.tokens - 1];
+        t.split = window ? std::max(0, first - window) / kSplitTokens : 0;
+        t.splits = last / kSplitTokens + 1 - t.split;
+        t.left = t.splits;
+        tiles.push_back(t);
+    };
+    const int last = from + (to - from - 1) / tokens * tokens;  // the longest first
+    for (int h = 0; h < kv_heads; h++)
+        for (int row = last; row >= from; row -= tokens)
+            for (int head = 0; head < group; head += most) tile(row, h, head);
+}
+
+void Crowd::gather(const StepArrays& step, int threads) {
+    tiles.clear();
+    items.clear();
+    for (int b = 0; b < step.sequences(); b++) tile_up(step, b);
+    int64_t cost = 0;
+    for (const Tile& t : tiles) cost += int64_t(t.splits) * t.rows();
+    int cut = 0;
+    for (int i = 0; i < static_cast<int>(tiles.size()); i++) {
+        Tile& t = tiles[i];
+        const bool large = int64_t(t.splits) * t.rows() * 4 * threads > cost;
+        if (threads > 1 && t.splits > 1 && large && cut < partials->tiles) {
+            t.partial = cut++ * partials->splits;
+            for (int s = 0; s < t.splits; s++) items.push_back({i, t.split + s});
+        } else {
+            items.push_back({i, -1});
+        }
+    }
+}
+
+AttendSplit AttendPhase::work_for(const Here& here, const Crowd::Tile& tile) const {
+    const StepArrays& step = *here.live.step;
+    AttendSplit w{};
+    w.cache = layer_.head(tile.kv_head);
+    w.page_stride = layer_.page_stride;
+    w.pages = step.table(tile.sequence).data();
+    w.rows = tile.rows();
+    w.head_dim = layer_.head_dim;
+    w.scale = scale_;
+    w.softcap = softcap_;
+    for (int r = 0; r < w.rows; r++) {
+        const int row = tile.row + r / tile.heads;
+        w.q[r] = q_.row(row) + (tile.head + r % tile.heads) * layer_.head_dim;
+        w.hi[r] = step.positions[row] + 1;
+        w.lo[r] = crowd_->window ? std::max(0, w.hi[r] - crowd_->window) : 0;
+    }
+    return w;
+}
+
+void AttendPhase::finish(const Here& here, const Crowd::Tile& tile, int r, const float* all, float sum) const {
+    float* out = out_.row(tile.row + r / tile.heads) + (tile.head + r % tile.heads) * layer_.head_dim;
+    here.kernels().attend_finish(all, sum, layer_.head_dim, out);
+}
+
+namespace {
+
+bool sees(const AttendSplit& w, int r, int split) {
+    return w.lo[r] < (split + 1) * kSplitTokens && w.hi[r] > split * kSplitTokens;
+}
+
+// Up to 8 rows' running or partial results.
+struct Sums {
+    alignas(64) float out[kTileRows * kMaxHeadDim];
+    float max[kTileRows], sum[kTileRows];
+};
+
+}  // namespace
+
+void AttendPhase::whole(const Here& here, const Crowd::Tile& tile) const {
+    Sums all, next;
+    AttendSplit w = work_for(here, tile);
+    const int width = value_width(w.head_dim);
+    bool begun[kTileRows] = {};
+    for (w.split = tile.split; w.split < tile.split + tile.splits; w.split++) {
+        const bool first = w.split == tile.split;
+        Sums& into = first ? all : next;
+        w.out = into.out, w.max = into.max, w.sum = into.sum;
+        here.kernels().attend_split(w);
+        for (int r = 0; r < w.rows; r++) {
+            if (!sees(w, r, w.split)) continue;
+            if (begun[r]) {
+                here.kernels().attend_merge(all.out + r * width, all.max + r, all.sum + r, next.out + r * width, next.max[r],
+                                            next.sum[r], width);
+            } else if (!first) {
+                memcpy(all.out + r * width, next.out + r * width, sizeof(float) * width);
+                all.max[r] = next.max[r], all.sum[r] = next.sum[r];
+            }
+            begun[r] = true;
+        }
+    }
+    for (int r = 0; r < w.rows; r++) finish(here, tile, r, all.out + r * width, all.sum[r]);
+}
+
+void AttendPhase::part(const Here& here, Crowd::Tile& tile, int split) const {
+    Partials& partials = *crowd_->partials;
+    AttendSplit w = work_for(here, tile);
+    const int width = value_width(w.head_dim), rows = w.rows;
+    const auto place = [&](int s) { return partials.at(tile.partial + s - tile.split); };
+    w.split = split;
+    w.out = place(split);
+    w.max = w.out + size_t(kTileRows) * partials.width;
+    w.sum = w.max + kTileRows;
+    here.kernels().attend_split(w);
+    if (std::atomic_ref<int>(tile.left).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    tile.left = tile.splits;  // the last one merges, and makes ready for the next layer
+    for (int r = 0; r < rows; r++) {
+        int s = tile.split;
+        while (!sees(w, r, s)) s++;
+        float* all = place(s);
+        float* max = all + size_t(kTileRows) * partials.width + r;
+        float* sum = max + kTileRows;
+        for (int t = s + 1; t < tile.split + tile.splits; t++) {
+            if (!sees(w, r, t)) continue;
+            const float* out = place(t);
+            const float* peak = out + size_t(kTileRows) * partials.width + r;
+            here.kernels().attend_merge(all + r * width, max, sum, out + r * width, peak[0], peak[kTileRows], width);
+        }
+        finish(here, tile, r, all + r * width, *sum);
+    }
+}
+
+void AttendPhase::run(const Here& here) {
+    const auto& items = crowd_->items;
+    for (int i; (i = tickets_.take()) < static_cast<int>(items.size());) {
+        Crowd::Tile& tile = crowd_->tiles[items[i].tile];
+        if (items[i].split < 0)
+            whole(here, tile);
+        else
+            part(here, tile, items[i].split);
+    }
+}
+
+// -------------------------------------------------------------------------------------------------------------- sampling
+
+SamplingRow sampling_row(const SamplingArrays& a, int r) {
+    SamplingRow row;
+    row.temperature = a.temperature[r];
+    row.top_k = a.top_k[r];
+    row.top_p = a.top_p[r];
+    row.min_p = a.min_p[r];
+    row.repetition = a.repetition[r];
+    row.presence = a.presence[r];
+    row.frequency = a.frequency[r];
+    row.seed = a.seed[r];
+    row.position = a.position[r];
+    row.choice = a.choice[r];
+    row.target = a.target[r];
+    row.logprobs = a.logprobs[r];
+    row.bias_ids = a.bias_ids.data() + a.bias_indptr[r];
+    row.bias_values = a.bias_values.data() + a.bias_indptr[r];
+    row.biases = a.bias_indptr[r + 1] - a.bias_indptr[r];
+    row.penalty_ids = a.penalty_ids.data() + a.penalty_indptr[r];
+    row.penalty_counts = a.penalty_counts.data() + a.penalty_indptr[r];
+    row.penalties = a.penalty_indptr[r + 1] - a.penalty_indptr[r];
+    row.mask = a.mask_rows[r] < 0 ? nullptr : a.masks.data() + a.mask_rows[r] * a.mask_words;
+    return row;
+}
+
+void PickPhase::run(const Here& here) {
+    Outcome& o = *here.live.outcome;
+    for (int i; (i = tickets_.take()) < here.logits;) {
+        const int r = here.first + i;
+        SampledRow row;
+        row.top_ids = o.top_ids + size_t(r) * o.top;
+        row.top_logprobs = o.top_logprobs + size_t(r) * o.top;
+        row.top_places = o.top;
+        sample_row(here.kernels(), logits_.row(i), vocab_, sampling_row(here.live.step->sampling, r), row,
+                   scratch_[here.thread]);
+        o.tokens[r] = row.token;
+        o.logprob[r] = row.logprob;
+        o.rank[r] = row.rank;
+        o.status[r] = row.status;
+    }
+}
+
+}  // namespace headrace

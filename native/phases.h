@@ -1,0 +1,281 @@
+// What a plan is made of: row ops (each row by itself, chained in one phase without barriers) and phases (all threads
+// together, a barrier after each). Knows step arrays and kernels; not how a program was lowered.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention.h"
+#include "kernels.h"
+#include "packed.h"
+#include "sampler.h"
+#include "step.h"
+
+namespace headrace {
+
+// How many rows a value has: the step's tokens, its logits rows (of one chunk), or (token, choice of expert) pairs.
+enum class Extent : int32_t { Tokens, Logits, Slots };
+
+// Columns of a buffer: row r is at data + r * stride.
+struct View {
+    float* data = nullptr;
+    size_t stride = 0;
+    int width = 0;
+    float* row(int r) const { return data + size_t(r) * stride; }
+};
+
+// Which expert takes which row: filled by Sort, read by what follows. A slot is one (row, choice).
+struct Slots {
+    int choices = 0;               // k
+    std::vector<int32_t> source;   // [slots] row of the slot; slots are grouped by expert
+    std::vector<int32_t> place;    // [rows * k] slot of the row's j-th choice
+    std::vector<int32_t> start;    // [experts + 1]
+    std::vector<int32_t> used;     // experts that have rows
+};
+
+// The step that runs, as all threads see it.
+struct Live {
+    const KernelTable* kernels = nullptr;
+    const StepArrays* step = nullptr;
+    Outcome* outcome = nullptr;
+    std::vector<int32_t> sequence_of;  // [rows]
+    int threads = 1;
+};
+
+// The same, as one thread in one chunk of logits rows sees it.
+struct Here {
+    const Live& live;
+    int thread;
+    int first;  // logits row that row 0 of this chunk stands for
+    int logits; // logits rows of this chunk
+    const KernelTable& kernels() const { return *live.kernels; }
+    int rows(Extent extent, const Slots* slots) const {
+        if (extent == Extent::Logits) return logits;
+        return live.step->rows() * (extent == Extent::Slots ? slots->choices : 1);
+    }
+    std::pair<int, int> share(int n) const {  // this thread's part of n rows
+        return {int(int64_t(n) * thread / live.threads), int(int64_t(n) * (thread + 1) / live.threads)};
+    }
+};
+
+class RowOp {
+  public:
+    virtual ~RowOp() = default;
+    virtual void run(const Here& here, int row) const = 0;
+};
+
+class Phase {
+  public:
+    explicit Phase(std::string name) : name(std::move(name)) {}
+    virtual ~Phase() = default;
+    virtual void run(const Here& here) = 0;
+    virtual void rewind() {}  // by one thread, when no thread is in it
+    const std::string name;
+    double seconds = 0;  // of thread 0, waiting included, while the plan is profiled
+    long runs = 0;
+};
+
+// Units handed out by a counter.
+class Tickets {
+  public:
+    int take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+    void rewind(int to = 0) { next_.store(to, std::memory_order_relaxed); }
+
+  private:
+    alignas(64) std::atomic<int> next_{0};
+    char fill_[60] = {};
+};
+
+// Row ops one after the other, row by row; rows are split between the threads.
+class RowPhase : public Phase {
+  public:
+    RowPhase(std::string name, Extent extent, const Slots* slots) : Phase(std::move(name)), extent(extent), slots_(slots) {}
+    void run(const Here& here) override;
+    std::vector<std::unique_ptr<RowOp>> ops;
+    const Extent extent;
+
+  private:
+    const Slots* slots_;
+};
+
+// A linear's input as its kernels want it.
+struct Prepared {
+    ActivationBuffers buffers;
+    std::vector<Arena> memory;
+    float* f32 = nullptr;  // writable side of buffers.view.f32
+};
+
+// Rows of a weight that share a format, as panels of a Packed that the caller keeps alive.
+struct Piece {
+    LinearFn kernel;
+    const uint8_t* data;
+    size_t panel_bytes;
+    int rows, columns;
+    int first;  // output column of row 0
+    int panels() const { return (rows + kLanes - 1) / kLanes; }
+};
+
+// What is done to a linear's outputs while they are in the cache.
+struct Epilogue {
+    std::vector<float> bias;  // [outputs] or empty
+    View add;                 // data null: none
+};
+
+struct Unit {
+    int piece, panel, panels;
+};
+
+// Cuts pieces into units of about `bytes`, whole panels, at least one.
+std::vector<Unit> cut(const std::vector<Piece>& pieces, size_t bytes);
+size_t unit_bytes(const std::vector<Piece>& pieces, int threads);
+
+// out = in . weight (+ bias) (+ add). A unit's outputs are computed whole by one thread. The first units are dealt out in
+// runs, so that each thread streams; the rest goes to whoever is free.
+class LinearPhase : public Phase {
+  public:
+    LinearPhase(std::string name, Extent extent, const Slots* slots, const Prepared* in, std::vector<Piece> pieces, View out,
+                Epilogue epilogue, int threads);
+    void run(const Here& here) override;
+    void rewind() override { tickets_.rewind(dealt_); }
+
+  private:
+    const Extent extent_;
+    const Slots* slots_;
+    const Prepared* in_;
+    std::vector<Piece> pieces_;
+    View out_;
+    Epilogue epilogue_;
+    std::vector<Unit> units_;
+    int dealt_;
+    Tickets tickets_;
+};
+
+// The same for a stack of experts over the rows that were routed to each.
+class ExpertsPhase : public Phase {
+  public:
+    ExpertsPhase(std::string name, const Slots* slots, const Prepared* in, std::vector<std::vector<Piece>> experts, View out,
+                 int threads);
+    void run(const Here& here) override;
+    void rewind() override { tickets_.rewind(); }
+
+  private:
+    const Slots* slots_;
+    const Prepared* in_;
+    std::vector<std::vector<Piece>> experts_;
+    View out_;
+    std::vector<std::vector<Unit>> units_;
+    Tickets tickets_;
+};
+
+// Fills the slots from a routing [rows][2 k].
+class SortPhase : public Phase {
+  public:
+    SortPhase(View routing, int experts, Slots* slots) : Phase("sort"), routing_(routing), experts_(experts), slots_(slots) {}
+    void run(const Here& here) override;
+
+  private:
+    View routing_;
+    int experts_;
+    Slots* slots_;
+};
+
+// One layer's part of the KV cache.
+struct Layer {
+    uint8_t* base;  // in page 0
+    size_t page_stride;
+    int kv_heads, head_dim;
+    uint8_t* head(int h) const { return base + size_t(h) * head_page_bytes(head_dim); }
+};
+
+// Memory for splits that run at the same time, shared by all layers.
+struct Partials {
+    int splits = 0;    // splits of the longest context
+    int tiles = 0;     // tiles that may be cut
+    int width = 0;
+    Arena memory;      // [tiles * splits] x ([8][width], max [8], sum [8])
+    size_t stride() const { return size_t(kTileRows) * (width + 2); }
+    float* at(int slot) { return reinterpret_cast<float*>(memory.data()) + size_t(slot) * stride(); }
+};
+
+// Who attends to what in a step: the same for all layers of one shape. A tile is up to 8 query rows (query heads x tokens)
+// of one sequence and kv head. Long tiles are cut by split when there are too few tiles to keep the threads busy; what is
+// computed, and in which order it is merged, does not depend on that.
+class Crowd {
+  public:
+    Crowd(int heads, int kv_heads, int window, Partials* partials) : heads(heads), kv_heads(kv_heads), window(window), partials(partials) {}
+    void gather(const StepArrays& step, int threads);
+
+    struct Tile {
+        int sequence, row, tokens, kv_head, head, heads;
+        int split, splits;
+        int partial;  // first slot, or -1 when not cut
+        int left;     // splits not done yet
+        int rows() const { return tokens * heads; }
+    };
+    struct Item {
+        int tile, split;  // split -1: all
+    };
+    std::vector<Tile> tiles;
+    std::vector<Item> items;
+    const int heads, kv_heads, window;
+    Partials* const partials;
+
+  private:
+    void tile_up(const StepArrays& step, int sequence);
+};
+
+class AttendPhase : public Phase {
+  public:
+    AttendPhase(Crowd* crowd, Layer layer, View q, View out, float scale, float softcap)
+        : Phase("attend"), crowd_(crowd), layer_(layer), q_(q), out_(out), scale_(scale), softcap_(softcap) {}
+    void run(const Here& here) override;
+    void rewind() override { tickets_.rewind(); }
+
+  private:
+    AttendSplit work_for(const Here& here, const Crowd::Tile& tile) const;
+    void whole(const Here& here, const Crowd::Tile& tile) const;
+    void part(const Here& here, Crowd::Tile& tile, int split) const;
+    void finish(const Here& here, const Crowd::Tile& tile, int r, const float* all, float sum) const;
+
+    Crowd* crowd_;
+    Layer layer_;
+    View q_, out_;
+    float scale_, softcap_;
+    Tickets tickets_;
+};
+
+// Samples a chunk's logits rows.
+class PickPhase : public Phase {
+  public:
+    PickPhase(View logits, int vocab, int threads) : Phase("pick"), logits_(logits), vocab_(vocab), scratch_(threads) {}
+    void run(const Here& here) override;
+    void rewind() override { tickets_.rewind(); }
+
+  private:
+    View logits_;
+    int vocab_;
+    std::vector<Scratch> scratch_;
+    Tickets tickets_;
+};
+
+SamplingRow sampling_row(const SamplingArrays& a, int r);
+
+// Row ops. Views: see each; all widths are the caller's business and were checked when the plan was built.
+std::unique_ptr<RowOp> embed_op(std::vector<std::pair<const Packed*, int>> table, float scale, View out);
+std::unique_ptr<RowOp> norm_op(View x, std::vector<float> weight, int heads, float eps, View out);
+std::unique_ptr<RowOp> prepare_op(View x, const Prepared* into, const Slots* slots);  // slots: row s is x's row source[s]
+std::unique_ptr<RowOp> glu_op(View x, int activation, View out);
+std::unique_ptr<RowOp> add_op(View x, View y, View out);
+std::unique_ptr<RowOp> bias_op(View x, std::vector<float> bias, View out);
+std::unique_ptr<RowOp> scale_op(View x, float factor, View out);
+std::unique_ptr<RowOp> softcap_op(View x, float cap, View out);
+std::unique_ptr<RowOp> rope_op(View x, int head_dim, int rotary, const float* cos, const float* sin, View out);
+std::unique_ptr<RowOp> write_op(View k, View v, Layer layer);
+std::unique_ptr<RowOp> gather_op(View x, View out);                                  // out's rows are the logits rows of x
+std::unique_ptr<RowOp> choose_op(View logits, int k, bool renormalise, View out);     // softmax, the k best: see Recorder.route
+std::unique_ptr<RowOp> combine_op(View y, View routing, const Slots* slots, View out);
+std::unique_ptr<RowOp> keep_op(View logits);                                          // into Outcome::logits
+
+}  // namespace headrace

@@ -1,0 +1,61 @@
+// A team of threads that run one function together, in phases with a barrier between them.
+// Owes: short waits spin, long waits sleep (an idle team uses no processor), a clean join. Knows nothing of what it runs.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace headrace {
+
+// A counter on a cache line of its own that one thread advances and others wait for.
+class Epoch {
+  public:
+    void advance(uint32_t to);                      // to: larger than before; wakes those asleep
+    void await(uint32_t at_least, int spins) const;  // returns when the counter has reached `at_least`
+    uint32_t now() const { return value_.load(std::memory_order_acquire); }
+
+  private:
+    alignas(64) std::atomic<uint32_t> value_{0};
+    mutable std::atomic<uint32_t> sleepers_{0};
+    char fill_[56] = {};
+};
+
+class Pool {
+  public:
+    // threads: the caller of `run` is one of them. Throws std::invalid_argument unless 1 to 256.
+    explicit Pool(int threads);
+    ~Pool();
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    using Job = void (*)(void* context, int thread);
+    // Runs job(context, 0 .. threads - 1), thread 0 on the caller; returns when all have. Must not throw; not re-entrant.
+    // Throws std::runtime_error in a process that was forked after the pool was made: its threads do not exist there.
+    void run(Job job, void* context);
+    // Called by every thread of a running job, equally often: nobody passes before all have come.
+    void barrier(int thread);
+    int threads() const { return threads_; }
+
+  private:
+    struct Seat {
+        Epoch arrived;
+        uint32_t passed = 0;  // of its own thread
+    };
+    void work(int thread);
+
+    const int threads_;
+    const int spins_;
+    const int process_;
+    std::unique_ptr<Seat[]> seats_;
+    Epoch start_;
+    Job job_ = nullptr;  // null asks the workers to end
+    void* context_ = nullptr;
+    std::vector<std::thread> workers_;
+};
+
+// Processors that this process may use.
+int allowed_processors();
+
+}  // namespace headrace

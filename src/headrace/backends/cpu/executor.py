@@ -1,0 +1,159 @@
+"""The executor of the cpu back end: loads weights, lowers the program, and makes one native call a step."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headrace._native import Plan, isa_names
+from headrace.backends import Limits
+from headrace.backends.cpu.lower import Lowering
+from headrace.backends.cpu.threads import default_threads
+from headrace.backends.cpu.weights import Loaded, load
+from headrace.base.errors import CapacityError, EngineError, SettingError
+from headrace.program import Program, Sampled, Step, WeightSource
+
+PAGE = 32
+MAX_HEAD = 256
+LOGITS_AT_ONCE = 32  # rows: bounds the memory that logits take
+
+
+@dataclass(slots=True)
+class CpuBackend:
+    """isa: "scalar", "avx2", "avx512"; None takes what the environment's HEADRACE_ISA names, or the best there is.
+
+    merge: False runs every op by itself, keeps every value, and allows taps; the results are the same, bit for bit.
+    """
+
+    isa: str | None = None
+    merge: bool = True
+    name: str = field(default="cpu", init=False)
+
+    def page_bytes(self, program: Program) -> int:
+        """Bytes of one KV page over all layers: bfloat16; rows of values are padded to 16."""
+        return sum(_layer_bytes(*layer) for layer in _layers(program))
+
+    def executor(self, program: Program, weights: WeightSource, limits: Limits) -> CpuExecutor:
+        """Raises `SettingError` for an instruction set or head size that can't be, `CapacityError` without memory."""
+        return CpuExecutor(program, weights, limits, _isa(self.isa), self.merge)
+
+
+def _isa(asked: str | None) -> str:
+    isa, there = asked or os.environ.get("HEADRACE_ISA") or "", isa_names()
+    if isa and isa not in there:
+        raise SettingError(
+            f"instruction set {isa!r} isn't available here; choose one of: {', '.join(there)}", param="isa"
+        )
+    return isa or there[0]
+
+
+def _layers(program: Program) -> list[tuple[int, int]]:
+    """(kv heads, head size) of each layer of the cache."""
+    layers = [(op.attrs["kv_heads"], op.attrs["head_dim"]) for op in program.layers()]
+    for _, head_dim in layers:
+        if head_dim % 2 or head_dim > MAX_HEAD:
+            raise SettingError(
+                f"heads of size {head_dim} don't run on the cpu back end: it takes even sizes up to {MAX_HEAD}",
+                param="backend",
+            )
+    return layers
+
+
+def _layer_bytes(kv_heads: int, head_dim: int) -> int:
+    return kv_heads * PAGE * 2 * (head_dim + -(-head_dim // 16) * 16)
+
+
+class CpuExecutor:
+    """A program as a native plan, with its packed weights and its KV cache. `run` is not re-entrant."""
+
+    def __init__(self, program: Program, weights: WeightSource, limits: Limits, isa: str, merge: bool = True) -> None:
+        layers = _layers(program)
+        self.isa, self.threads = isa, limits.threads or default_threads()
+        self._limits, self._merge = limits, merge
+        try:
+            self._weights: Loaded | None = load(program.weights.values(), weights, self.threads)
+            self._plan: Plan | None = self._make_plan(limits, layers)
+            self._lowering = Lowering(self._plan, program, self._weights, merge, limits.context)
+            self._lowering.lower()
+        except MemoryError as e:
+            raise CapacityError(
+                f"no memory for weights and {limits.pages} KV pages; take fewer pages or a smaller model"
+            ) from e
+        self._values = {v.name: v for op in program.ops for v in op.outputs}
+        self.weight_bytes = self._weights.nbytes
+        self.page_bytes = self._plan.page_bytes
+
+    def _make_plan(self, limits: Limits, layers: list[tuple[int, int]]) -> Plan:
+        return Plan(
+            isa=self.isa,
+            threads=self.threads,
+            merge=self._merge,
+            tokens=limits.tokens,
+            sequences=limits.sequences,
+            pages=limits.pages,
+            context=limits.context,
+            vocab=limits.vocab,
+            chunk=LOGITS_AT_ONCE if self._merge else limits.tokens,
+            layers=layers,
+        )
+
+    def run(self, step: Step) -> Sampled:
+        """One step; see `Step`. Raises `EngineError`, with nothing changed, when the step's arrays don't fit."""
+        if self._plan is None:
+            raise EngineError("this executor is closed")
+        if step.taps:
+            self._check_taps(step)
+        rows = len(step.logit_rows)
+        out = self._outputs(rows, step)
+        try:
+            self._plan.run(step, out)
+        except (ValueError, RuntimeError, AttributeError) as e:
+            raise EngineError(str(e)) from e
+        if step.taps:
+            out.taps = {name: self._tap(name, len(step.tokens), rows) for name in step.taps}
+        return out
+
+    def _outputs(self, rows: int, step: Step) -> Sampled:
+        top = max(0, int(step.sampling.logprobs.max())) if len(step.sampling.logprobs) else 0
+        return Sampled(
+            np.empty(rows, np.int32),
+            np.empty(rows, np.float32),
+            np.empty(rows, np.int32),
+            np.empty((rows, top), np.int32),
+            np.empty((rows, top), np.float32),
+            np.empty(rows, np.int32),
+            np.empty((rows, self._limits.vocab), np.float32) if step.keep_logits else None,
+        )
+
+    def _check_taps(self, step: Step) -> None:
+        if self._merge:
+            raise SettingError(
+                "values can be tapped only without merges: make the back end with merge=False", param="taps"
+            )
+        if unknown := [name for name in step.taps if name not in self._values]:
+            raise SettingError(f"the program has no value {unknown[0]!r}", param="taps")
+
+    def _tap(self, name: str, tokens: int, rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
+        assert self._plan is not None
+        value = self._values[name]
+        out = np.empty((tokens if value.rows == "T" else rows, value.width), np.float32)
+        self._plan.copy(self._lowering.place(value), out)
+        return out
+
+    def profile(self, on: bool = True) -> None:
+        """Starts (from zero) or stops measuring phases."""
+        assert self._plan is not None
+        self._plan.profile(on)
+
+    def timings(self) -> list[tuple[str, int, float]]:
+        """(phase, runs, seconds) in order, as measured since `profile`; waiting for other threads included."""
+        assert self._plan is not None
+        return self._plan.timings()
+
+    def close(self) -> None:
+        """Ends the threads and lets go of weights and cache. Closing twice is no error."""
+        self._plan = None
+        self._lowering = None  # type: ignore[assignment]
+        self._weights = None

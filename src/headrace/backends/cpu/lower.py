@@ -1,0 +1,279 @@
+"""From a program to a native plan: which buffers hold which values, what is prepared for whom, which ops share a phase.
+
+One rule an op kind, in the table at the end. Merges (all off with ``merge=False``, same bits either way): row ops that
+follow each other share a phase (norm + prepare, glu + prepare, rope + KV write, adds, scales); a linear adds bias and
+residual to its outputs while they are in the cache; rope turns in place; buffers of values that have died are reused.
+Does not know devices beyond the plan's calls, nor requests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from headrace._native import Extent, Plan
+from headrace.backends.cpu.weights import Floats, Loaded, Piece
+from headrace.program import Op, Program, Rope, Value
+
+Slice = tuple[int, int, int]
+"""A buffer, its first column, a number of columns."""
+Kinds = frozenset[str]
+"""Ways in which a linear's input is prepared: see native/formats.h, `Input`."""
+
+INPUT_KIND = {
+    **dict.fromkeys(("f32", "f16"), "f32"),
+    "bf16": "bf16",
+    **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"), "q32"),
+    **dict.fromkeys(("q4_k", "q5_k", "q6_k"), "q256"),
+}
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
+EXTENTS = {"T": Extent.TOKENS, "R": Extent.LOGITS}
+
+
+def body_first(program: Program) -> Program:
+    """The same program with the ops on logits rows last: those run after all others, a chunk of rows at a time."""
+    return replace(program, ops=tuple(sorted(program.ops, key=lambda op: op.outputs[0].rows == "R")))
+
+
+@dataclass
+class Lowering:
+    """The state of one lowering: where values live, which buffers are free."""
+
+    plan: Plan
+    program: Program
+    weights: Loaded
+    merge: bool
+    context: int
+    places: dict[int, Slice] = field(default_factory=dict)
+    _owners: Counter[int] = field(default_factory=Counter)  # live values of each buffer
+    _free: dict[tuple[int, Extent], list[int]] = field(default_factory=dict)
+    _shape: dict[int, tuple[int, Extent]] = field(default_factory=dict)
+    _inputs: dict[tuple[int, Extent], tuple[int, Kinds]] = field(default_factory=dict)
+    _free_inputs: dict[tuple[int, Extent, Kinds], list[int]] = field(default_factory=dict)
+    _rotations: dict[Rope, int] = field(default_factory=dict)
+    _at: int = 0
+
+    def __post_init__(self) -> None:
+        self.program = body_first(self.program)
+        self._last = self.program.last_uses()
+        self._layers = {op.attrs["layer"]: i for i, op in enumerate(self.program.layers())}
+
+    def lower(self) -> None:
+        """Calls the plan once for each op, and finishes it."""
+        routes = [op.attrs["k"] for op in self.program.ops if op.kind == "route"]
+        if routes:
+            self.plan.route_to(max(routes))
+        for at, op in enumerate(self.program.ops):
+            self._at = at
+            RULES[op.kind](self, op)
+            for value in {v.id: v for v in op.inputs + op.outputs}.values():
+                if self._last[value.id] == self._at:
+                    self._let_go(value)
+        self.plan.finish(self.place(self.program.logits))
+
+    # --- where values live ---
+
+    def place(self, value: Value) -> Slice:
+        return self.places[value.id]
+
+    def new(self, value: Value) -> Slice:
+        """Room for a value of its own."""
+        return self.put(value, self.room(value.width, EXTENTS[value.rows]))
+
+    def put(self, value: Value, place: Slice) -> Slice:
+        self.places[value.id] = place
+        self._owners[place[0]] += 1
+        return place
+
+    def room(self, width: int, extent: Extent) -> Slice:
+        """A free buffer, or a new one. Whoever takes it without putting a value there gives it back."""
+        free = self._free.get((width, extent))
+        buffer = free.pop() if free else self.plan.buffer(width, extent)
+        self._shape[buffer] = (width, extent)
+        return buffer, 0, width
+
+    def give_back(self, place: Slice) -> None:
+        if self.merge:
+            self._free.setdefault(self._shape[place[0]], []).append(place[0])
+
+    def dies(self, value: Value) -> bool:
+        return self._last[value.id] == self._at
+
+    def _let_go(self, value: Value) -> None:
+        if value.id not in self.places:
+            return  # the step's own arrays
+        place = self.places[value.id]
+        self._owners[place[0]] -= 1
+        if not self._owners[place[0]]:
+            self.give_back(place)
+        for extent in EXTENTS["T"], EXTENTS["R"]:
+            if held := self._inputs.pop((value.id, extent), None):
+                self.give_input_back(held, value.width, extent)
+
+    # --- inputs of linears ---
+
+    def prepare(self, value: Value) -> int:
+        """The value as all linears that read it want it: prepared once."""
+        extent = EXTENTS[value.rows]
+        held = self._inputs.get((value.id, extent))
+        if held is None:
+            held = self._inputs[value.id, extent] = self.input_room(value.width, extent, self._wanted(value))
+            self.plan.prepare(self.place(value), held[0])
+        return held[0]
+
+    def input_room(self, columns: int, extent: Extent, kinds: Kinds) -> tuple[int, Kinds]:
+        free = self._free_inputs.get((columns, extent, kinds))
+        if free:
+            return free.pop(), kinds
+        wants = {kind: kind in kinds for kind in ("f32", "bf16", "q32", "q256")}
+        return self.plan.prepared(columns, extent, **wants), kinds
+
+    def give_input_back(self, held: tuple[int, Kinds], columns: int, extent: Extent) -> None:
+        if self.merge:
+            self._free_inputs.setdefault((columns, extent, held[1]), []).append(held[0])
+
+    def kinds(self, weight: str) -> Kinds:
+        return frozenset(INPUT_KIND[name] for name in self.weights.matrices[weight].formats)
+
+    def _wanted(self, value: Value) -> Kinds:
+        readers = [
+            op for op in self.program.ops if op.kind in ("linear", "qkv", "route") and op.inputs[0].id == value.id
+        ]
+        return frozenset().union(*(self.kinds(op.weights[0]) for op in readers))
+
+    # --- pieces of rules ---
+
+    def pieces(self, op: Op) -> list[Piece]:
+        return self.weights.matrices[op.weights[0]].pieces
+
+    def linear(self, op: Op, out: Slice) -> None:
+        """A linear with what is added to it: bias first, then the residual."""
+        bias: Floats | None = self.weights.vectors[op.weights[1]] if op.attrs.get("bias") else None
+        add = self.place(op.inputs[1]) if op.attrs.get("add") else None
+        name, into = f"{op.kind} {op.weights[0]}", self.prepare(op.inputs[0])
+        if self.merge or (bias is None and add is None):
+            self.plan.linear(name, into, self.pieces(op), out, bias, add)
+            return
+        extent = EXTENTS[op.outputs[0].rows]
+        bare = self.room(out[2], extent)
+        self.plan.linear(name, into, self.pieces(op), bare)
+        if bias is not None:
+            biased = self.room(out[2], extent) if add is not None else out
+            self.plan.bias(bare, bias, biased)
+            bare = biased
+        if add is not None:
+            self.plan.add(bare, add, out)
+
+    def rotation(self, rope: Rope) -> int:
+        if rope not in self._rotations:
+            self._rotations[rope] = self.plan.table(*rope.table(self.context))
+        return self._rotations[rope]
+
+    def layer(self, op: Op) -> int:
+        return self._layers[op.attrs["layer"]]
+
+
+def _embed(to: Lowering, op: Op) -> None:
+    table = [packed for packed, _, _ in to.pieces(op)]
+    to.plan.embed(table, op.attrs["scale"], to.new(op.outputs[0]))
+
+
+def _norm(to: Lowering, op: Op) -> None:
+    weight = to.weights.vectors[op.weights[0]]
+    to.plan.norm(to.place(op.inputs[0]), weight, op.attrs["heads"], op.attrs["eps"], to.new(op.outputs[0]))
+
+
+def _linear(to: Lowering, op: Op) -> None:
+    to.linear(op, to.new(op.outputs[0]))
+
+
+def _qkv(to: Lowering, op: Op) -> None:
+    buffer, _, width = to.room(sum(v.width for v in op.outputs), EXTENTS[op.outputs[0].rows])
+    column = 0
+    for value in op.outputs:
+        to.put(value, (buffer, column, value.width))
+        column += value.width
+    to.linear(op, (buffer, 0, width))
+
+
+def _rope(to: Lowering, op: Op) -> None:
+    table = to.rotation(op.attrs["rope"])
+    for x, y in zip(op.inputs[:2], op.outputs, strict=True):
+        place = to.place(x)
+        out = to.put(y, place) if to.merge and to.dies(x) else to.new(y)
+        to.plan.rope(place, op.attrs["head_dim"], table, out)
+
+
+def _attend(to: Lowering, op: Op) -> None:
+    q, k, v = map(to.place, op.inputs)
+    out, a = to.new(op.outputs[0]), op.attrs
+    to.plan.write(k, v, to.layer(op))
+    to.plan.attend(q, to.layer(op), a["scale"], a["window"], a["softcap"], out)
+
+
+def _glu(to: Lowering, op: Op) -> None:
+    to.plan.glu(to.place(op.inputs[0]), ACTIVATIONS[op.attrs["activation"]], to.new(op.outputs[0]))
+
+
+def _add(to: Lowering, op: Op) -> None:
+    x, y = map(to.place, op.inputs)
+    to.plan.add(x, y, to.new(op.outputs[0]))
+
+
+def _scale(to: Lowering, op: Op) -> None:
+    to.plan.scale(to.place(op.inputs[0]), op.attrs["factor"], to.new(op.outputs[0]))
+
+
+def _softcap(to: Lowering, op: Op) -> None:
+    to.plan.softcap(to.place(op.inputs[0]), op.attrs["cap"], to.new(op.outputs[0]))
+
+
+def _rows(to: Lowering, op: Op) -> None:
+    to.plan.rows(to.place(op.inputs[0]), to.new(op.outputs[0]))
+
+
+def _route(to: Lowering, op: Op) -> None:
+    experts = to.program.weights[op.weights[0]].rows
+    logits = to.room(experts, EXTENTS[op.outputs[0].rows])
+    to.plan.linear(f"route {op.weights[0]}", to.prepare(op.inputs[0]), to.pieces(op), logits)
+    to.plan.choose(logits, op.attrs["k"], op.attrs["renormalise"], to.new(op.outputs[0]))
+    to.give_back(logits)
+
+
+def _experts(to: Lowering, op: Op) -> None:
+    """Rows go to slots grouped by expert; an expert's rows are one matrix product; slots are added up by row."""
+    x, routing = map(to.place, op.inputs)
+    up, down = (to.weights.matrices[w].stack for w in op.weights)
+    inner = to.program.weights[op.weights[1]].columns
+    wide, hidden, partial = (to.room(n, Extent.SLOTS) for n in (2 * inner, inner, op.outputs[0].width))
+    first = to.input_room(op.inputs[0].width, Extent.SLOTS, to.kinds(op.weights[0]))
+    second = to.input_room(inner, Extent.SLOTS, to.kinds(op.weights[1]))
+    to.plan.sort(routing, len(up))
+    to.plan.prepare(x, first[0])
+    to.plan.experts(f"experts {op.weights[0]}", first[0], list(map(list, up)), wide)
+    to.plan.glu(wide, ACTIVATIONS[op.attrs["activation"]], hidden)
+    to.plan.prepare(hidden, second[0])
+    to.plan.experts(f"experts {op.weights[1]}", second[0], list(map(list, down)), partial)
+    to.plan.combine(partial, routing, to.new(op.outputs[0]))
+    for place in (wide, hidden, partial):
+        to.give_back(place)
+    to.give_input_back(first, op.inputs[0].width, Extent.SLOTS)
+    to.give_input_back(second, inner, Extent.SLOTS)
+
+
+RULES: dict[str, Callable[[Lowering, Op], None]] = {
+    "embed": _embed,
+    "norm": _norm,
+    "linear": _linear,
+    "qkv": _qkv,
+    "rope": _rope,
+    "attend": _attend,
+    "glu": _glu,
+    "add": _add,
+    "scale": _scale,
+    "softcap": _softcap,
+    "route": _route,
+    "experts": _experts,
+    "rows": _rows,
+}

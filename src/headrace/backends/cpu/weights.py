@@ -1,0 +1,129 @@
+"""Weights as the native kernels read them: panels of 16 rows, packed once from the file's own blocks, kept once.
+
+Does not know what a weight is for. Memory at any moment: what is packed, and the file's pages of one weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace._native import Packed
+from headrace.base.errors import EngineError
+from headrace.program import Part, Weight, WeightData, WeightSource
+from headrace.quant.blocks import dequantize
+
+PANEL = 16
+CHUNK_BYTES = 4 << 20
+
+Floats = NDArray[np.float32]
+Piece = tuple[Packed, int, int]
+"""A packed matrix, its first row, a number of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight's rows as pieces, one under the other; one list of pieces for each matrix of a stack."""
+
+    stack: tuple[tuple[Piece, ...], ...]
+
+    @property
+    def pieces(self) -> list[Piece]:
+        (only,) = self.stack
+        return list(only)
+
+    @property
+    def formats(self) -> set[str]:
+        return {packed.format for pieces in self.stack for packed, _, _ in pieces}
+
+    def packed(self) -> Iterator[Packed]:
+        return (packed for pieces in self.stack for packed, _, _ in pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was loaded, by name: matrices packed, vectors float32."""
+
+    matrices: dict[str, Matrix]
+    vectors: dict[str, Floats]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory; what is shared counts once."""
+        packed = {id(p): p.nbytes for m in self.matrices.values() for p in m.packed()}
+        return sum(packed.values()) + sum(v.nbytes for v in self.vectors.values())
+
+
+def load(weights: Iterable[Weight], source: WeightSource, threads: int) -> Loaded:
+    """Packs one weight after the other and lets go of each one's bytes in the file."""
+    loaded = Loaded({}, {})
+    with ThreadPoolExecutor(threads) as pool:
+        for weight in weights:
+            _load_one(weight, source, loaded, pool)
+    return loaded
+
+
+def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, pool: ThreadPoolExecutor) -> None:
+    if weight.name in loaded.matrices:
+        return
+    data = source.load(weight.name)
+    if len(weight.shape) == 1:
+        values = np.concatenate([dequantize(p.format, p.data).reshape(-1) for p in data.parts])
+        loaded.vectors[weight.name] = np.ascontiguousarray(values, np.float32)
+    else:
+        shared = loaded.matrices.get(data.same_as) if data.same_as else None
+        loaded.matrices[weight.name] = shared or _pack(weight, data, pool)
+        if data.same_as:
+            loaded.matrices[data.same_as] = loaded.matrices[weight.name]
+    source.release(weight.name)
+
+
+def _pack(weight: Weight, data: WeightData, pool: ThreadPoolExecutor) -> Matrix:
+    count = weight.shape[0] if len(weight.shape) == 3 else 1
+    if sum(len(p.data) for p in data.parts) != count * weight.rows:
+        raise EngineError(
+            f"weight {weight.name}: its parts don't have the {count * weight.rows} rows of {weight.shape}"
+        )
+    stack: list[list[Piece]] = [[] for _ in range(count)]
+    at = 0
+    for part in data.parts:
+        cuts = list(_cuts(at, len(part.data), weight.rows))
+        for (index, _, _), piece in zip(cuts, _pieces(part, [c[1:] for c in cuts], weight.columns, pool), strict=True):
+            stack[index].append(piece)
+        at += len(part.data)
+    return Matrix(tuple(map(tuple, stack)))
+
+
+def _cuts(at: int, rows: int, each: int) -> Iterator[tuple[int, int, int]]:
+    """Where a part that begins at row `at` of a stack crosses its matrices: (matrix, first row in the part, rows)."""
+    done = 0
+    while done < rows:
+        index, inside = divmod(at + done, each)
+        n = min(each - inside, rows - done)
+        yield index, done, n
+        done += n
+
+
+def _pieces(part: Part, cuts: list[tuple[int, int]], columns: int, pool: ThreadPoolExecutor) -> list[Piece]:
+    if all(first % PANEL == 0 for first, _ in cuts):  # every matrix begins on a panel: one packed matrix serves all
+        packed = _packed(part, 0, len(part.data), columns, pool)
+        return [(packed, first, n) for first, n in cuts]
+    return [(_packed(part, first, n, columns, pool), 0, n) for first, n in cuts]
+
+
+def _packed(part: Part, first: int, rows: int, columns: int, pool: ThreadPoolExecutor) -> Packed:
+    packed = Packed(part.format.name, rows, columns)
+    step = max(PANEL, CHUNK_BYTES // max(1, packed.row_bytes) // PANEL * PANEL)
+
+    def pack(row: int) -> None:
+        packed.pack(row, np.ascontiguousarray(part.data[first + row : first + min(row + step, rows)]))
+
+    if rows <= step:
+        pack(0)
+    else:
+        list(pool.map(pack, range(0, rows, step)))
+    return packed
