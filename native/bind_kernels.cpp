@@ -29,6 +29,8 @@ using Out1 = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 template <class T>
 using Out2 = nb::ndarray<nb::numpy, T, nb::ndim<2>>;
 
+using Arrays = nb::typed<nb::dict, nb::str, nb::any>;
+
 void check(bool good, const std::string& what) {
     if (!good) throw std::invalid_argument(what);
 }
@@ -182,7 +184,7 @@ Out2<T> copy_rows(const T* from, size_t rows, size_t stride, size_t columns) {
     return out.out();
 }
 
-nb::dict prepare(const std::string& isa, const std::string& kind, Matrix x) {
+Arrays prepare(const std::string& isa, const std::string& kind, Matrix x) {
     const Input input = input_named(kind);
     check(input != Input::F32, "an f32 input needs no preparation");
     const int n = size_of(x.shape(0), "rows of x"), columns = size_of(x.shape(1), "columns of x");
@@ -191,7 +193,7 @@ nb::dict prepare(const std::string& isa, const std::string& kind, Matrix x) {
     in.fill(table(isa));
     const Activations& v = in.buffers.view;
     const size_t blocks = (columns + 31) / 32;
-    nb::dict out;
+    Arrays out;
     if (input == Input::BF16) out["bf16"] = copy_rows(v.bf16, n, v.bf16_stride, v.bf16_stride);
     if (input == Input::Q32) {
         out["q"] = copy_rows(v.q32, n, v.q_stride, 32 * blocks);

@@ -100,6 +100,9 @@ HR_INLINE VI dot4(VI acc, VB w, int32_t a4) { return {_mm512_dpbusd_epi32(acc.v,
 HR_INLINE VI dot2(VI acc, VB w, int32_t a2) { return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(w.v, _mm512_set1_epi32(a2)))}; }
 // as dot4, for weights of at most 6 bits
 HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) { return dot4(acc, w, a4); }
+// as dot4, of w - 128 where kEightsCentred says that this is as cheap; signed bytes of a4 above -128
+constexpr bool kEightsCentred = false;
+HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) { return dot4(acc, w, a4); }
 // 32 unsigned bytes as int16
 HR_INLINE VB widen_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
 HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) { return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)}; }  // a < b ? yes : no, lane by lane
@@ -183,6 +186,12 @@ HR_INLINE VI dot2(VI acc, VB w, int32_t a2) {
 }
 HR_INLINE __m256i dot4_six_half(__m256i acc, __m256i w, __m256i a) { return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1))); }
 HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) { __m256i a = _mm256_set1_epi32(a4); return {dot4_six_half(acc.a, w.a, a), dot4_six_half(acc.b, w.b, a)}; }
+constexpr bool kEightsCentred = true;  // |w - 128| * (a with the sign of w - 128): two products are at most 2 * 128 * 127, so nothing saturates
+HR_INLINE __m256i dot4_eight_half(__m256i acc, __m256i w, __m256i a) {
+    const __m256i s = _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80));
+    return dot4_six_half(acc, _mm256_abs_epi8(s), _mm256_sign_epi8(a, s));
+}
+HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) { __m256i a = _mm256_set1_epi32(a4); return {dot4_eight_half(acc.a, w.a, a), dot4_eight_half(acc.b, w.b, a)}; }
 HR_INLINE VB widen_u8(const uint8_t* p) { return {_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p + 1))}; }
 HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) {
     return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};
@@ -291,6 +300,8 @@ HR_INLINE VI dot2(VI acc, VB w, int32_t a2) {
     return acc;
 }
 HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) { return dot4(acc, w, a4); }
+constexpr bool kEightsCentred = false;
+HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) { return dot4(acc, w, a4); }
 HR_INLINE VB widen_u8(const uint8_t* p) {
     int16_t t[32];
     for (int i = 0; i < 32; i++) t[i] = p[i];

@@ -69,7 +69,7 @@ struct Sixes {
 struct Eights {
     static constexpr int kBytes = 8 * kLine;
     template <int J> HR_INLINE VB line(const uint8_t* w) { return load_bytes(w + kLine * J); }
-    HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4(acc, w, a); }
+    HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_eight(acc, w, a); }
 };
 
 // Dot products of one run of 32 inputs with M rows, in two halves (inputs 0 .. 15 and 16 .. 31) that the caller adds or scales.
@@ -108,18 +108,21 @@ template <class Q> HR_INLINE VI dot_half(const VB* q, const int8_t* a, VI sum) {
     return sum;
 }
 
+// The quant 2^shift stands for zero; kNoZero: quants are meant as they are.
+constexpr int kNoZero = -1, kEightsZero = kEightsCentred ? kNoZero : 7;
+
 // --- 32 values a block ---------------------------------------------------------------------------------------------------------
 
 template <class Quants, int ZeroShift, bool IsAffine> struct Block32 {
     using Q = Quants;
-    static constexpr int kZeroShift = ZeroShift;  // the quant 2^ZeroShift stands for zero; -1: quants are as they are
+    static constexpr int kZeroShift = ZeroShift;
     static constexpr bool kAffine = IsAffine;
     static constexpr int kBytes = Q::kBytes + (IsAffine ? 64 : 32);
 };
 
 template <class F> HR_INLINE VI without_zero(VI sum, const int32_t* activations) {
-    if constexpr (F::kZeroShift < 0) return sum;
-    else return sum - shl<(F::kZeroShift < 0 ? 0 : F::kZeroShift)>(seti(*activations));
+    if constexpr (F::kZeroShift == kNoZero) return sum;
+    else return sum - shl<F::kZeroShift>(seti(*activations));
 }
 
 template <class F, int M> void tile32(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out, int stride) {
@@ -256,6 +259,7 @@ struct Single {
     HR_INLINE const float* row(const Activations& in, int r) { return in.f32 + (size_t)r * in.f32_stride; }
     HR_INLINE size_t stride(const Activations& in) { return in.f32_stride; }
     using W = VF;
+    static constexpr bool kWide = true;
     HR_INLINE W weight(const uint8_t* w) { return load((const float*)w); }
     HR_INLINE VF step(VF acc, W w, float x) { return fma(w, set1(x), acc); }
 };
@@ -272,6 +276,7 @@ struct Brain {
     HR_INLINE const Pair* row(const Activations& in, int r) { return (const Pair*)(in.bf16 + (size_t)r * in.bf16_stride); }
     HR_INLINE size_t stride(const Activations& in) { return in.bf16_stride / 2; }
     using W = VB;
+    static constexpr bool kWide = false;  // two operations a step: addresses cost less than they would elsewhere
     HR_INLINE W weight(const uint8_t* w) { return load_bytes(w); }
     HR_INLINE VF step(VF acc, W w, Pair x) { return dot_pairs(acc, w, (uint32_t)int_at(&x)); }
 };
@@ -298,14 +303,49 @@ template <class F, int P, int M> HR_INLINE void float_panels(const uint8_t* w, s
         for (int m = 0; m < M; m++) store(out + (size_t)m * stride + 16 * p, acc[p][m]);
 }
 
-constexpr int together(int rows) { return rows <= 4 ? 4 : rows <= 8 ? 2 : 1; }
+// Many rows: eight steps of weights stay in registers while each row goes through them, so that a row's address is found once.
+template <class F, int M> HR_INLINE void float_panel(const uint8_t* w, int columns, const Activations& in, int row0, float* out, int stride) {
+    constexpr int kSteps = 8;
+    const auto* x = F::row(in, row0);
+    const size_t xs = F::stride(in);
+    VF acc[M];
+    HR_UNROLL
+    for (int m = 0; m < M; m++) acc[m] = zero();
+    int k = 0;
+    const int n = F::steps(columns);
+    for (; k + kSteps <= n; k += kSteps) {
+        typename F::W v[kSteps];
+        HR_UNROLL
+        for (int i = 0; i < kSteps; i++) {
+            prefetch(w + (k + i) * F::kStep + kAhead / 2);
+            v[i] = F::weight(w + (k + i) * F::kStep);
+        }
+        HR_UNROLL
+        for (int m = 0; m < M; m++) {
+            const auto* xm = x + m * xs + k;
+            HR_UNROLL
+            for (int i = 0; i < kSteps; i++) acc[m] = F::step(acc[m], v[i], xm[i]);
+        }
+    }
+    for (; k < n; k++) {
+        const typename F::W v = F::weight(w + k * F::kStep);
+        HR_UNROLL
+        for (int m = 0; m < M; m++) acc[m] = F::step(acc[m], v, x[m * xs + k]);
+    }
+    HR_UNROLL
+    for (int m = 0; m < M; m++) store(out + (size_t)m * stride, acc[m]);
+}
 
 template <class F, int M> void tile_float(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out, int stride) {
     const FlushDenormals flush;
-    constexpr int P = together(M);
     int p = 0;
-    for (; p + P <= panels; p += P) float_panels<F, P, M>(w + p * panel_bytes, panel_bytes, columns, in, row0, out + 16 * p, stride);
-    for (; p < panels; p++) float_panels<F, 1, M>(w + p * panel_bytes, panel_bytes, columns, in, row0, out + 16 * p, stride);
+    if constexpr (M <= 5 || !F::kWide) {
+        constexpr int P = M <= 5 ? 4 : M <= 8 ? 2 : 1;
+        for (; p + P <= panels; p += P) float_panels<F, P, M>(w + p * panel_bytes, panel_bytes, columns, in, row0, out + 16 * p, stride);
+        for (; p < panels; p++) float_panels<F, 1, M>(w + p * panel_bytes, panel_bytes, columns, in, row0, out + 16 * p, stride);
+    } else {
+        for (; p < panels; p++) float_panel<F, M>(w + p * panel_bytes, columns, in, row0, out + 16 * p, stride);
+    }
 }
 
 // --- all rows of a call ------------------------------------------------------------------------------------------------------------
@@ -353,10 +393,10 @@ static void fill_linear(headrace::KernelTable& t) {
     t.linear[(int)F::F16] = linear<RowsFloat<Half>, F::F16>;
     t.linear[(int)F::BF16] = linear<RowsFloat<Brain>, F::BF16>;
     t.linear[(int)F::Q4_0] = linear<Rows32<Block32<Nibbles, 3, false>>, F::Q4_0>;
-    t.linear[(int)F::Q4_1] = linear<Rows32<Block32<Nibbles, -1, true>>, F::Q4_1>;
+    t.linear[(int)F::Q4_1] = linear<Rows32<Block32<Nibbles, kNoZero, true>>, F::Q4_1>;
     t.linear[(int)F::Q5_0] = linear<Rows32<Block32<Fives, 4, false>>, F::Q5_0>;
-    t.linear[(int)F::Q5_1] = linear<Rows32<Block32<Fives, -1, true>>, F::Q5_1>;
-    t.linear[(int)F::Q8_0] = linear<Rows32<Block32<Eights, 7, false>>, F::Q8_0>;
+    t.linear[(int)F::Q5_1] = linear<Rows32<Block32<Fives, kNoZero, true>>, F::Q5_1>;
+    t.linear[(int)F::Q8_0] = linear<Rows32<Block32<Eights, kEightsZero, false>>, F::Q8_0>;
     t.linear[(int)F::Q4_K] = linear<Rows256<Block256Affine<Nibbles>>, F::Q4_K>;
     t.linear[(int)F::Q5_K] = linear<Rows256<Block256Affine<Fives>>, F::Q5_K>;
     t.linear[(int)F::Q6_K] = linear<Rows256<Block256Signed>, F::Q6_K>;
