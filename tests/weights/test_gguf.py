@@ -336,6 +336,17 @@ def test_an_array_longer_than_the_file(stored: Store, element: int, count: int) 
     refused(stored(lying + bytes(64)), "k")
 
 
+def test_the_last_string_of_an_array_ends_in_the_file(stored: Store) -> None:
+    head = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", ARRAY, STRING, 2)
+    refused(stored(head + struct.pack("<Q", 1) + b"a" + struct.pack("<Q", 5) + b"abcd"), "element 1 of 2 would end at")
+    assert open_checkpoint(stored(head + struct.pack("<Q", 1) + b"a" + struct.pack("<Q", 4) + b"abcd")).tensors == {}
+
+
+def test_arrays_that_would_fill_the_memory(stored: Store) -> None:
+    head = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", ARRAY, 0, 2**24 + 1)
+    refused(stored(head + bytes(2**24 + 64)), "all arrays together may have")
+
+
 def test_a_type_of_metadata_that_nobody_knows(stored: Store) -> None:
     lying = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 13)
     refused(stored(lying + bytes(64)), "unknown type 13")

@@ -213,7 +213,9 @@ def test_a_package_that_the_index_lacks(cache: Path, wheels: Path) -> None:
 def test_code_of_a_package_is_never_run(cache: Path, wheels: Path, tmp_path: Path) -> None:
     source = tmp_path / "evil-1.0"
     source.mkdir()
-    (source / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    build = '[build-system]\nrequires = []\nbuild-backend = "evil"\nbackend-path = ["."]\n'
+    (source / "pyproject.toml").write_text(build)
+    (source / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with tarfile.open(wheels / "evil-1.0.tar.gz", "w:gz") as archive:
         archive.add(source, "evil-1.0")
     with pytest.raises(DownloadError, match="evil"):
