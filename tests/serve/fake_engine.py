@@ -1,0 +1,121 @@
+"""A scripted engine behind the real `Stream`: it says what it is told to, as slowly as it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from headrace.core.sampling import SamplingParams
+from headrace.engine.client import Stream
+from headrace.engine.messages import Add, ModelInfo, Stats, Stopped, Update
+from headrace.engine.requests import checked
+from headrace.text import ChatTemplate, Tokenizer
+
+
+class FakeEngine:
+    """The surface of `EngineClient`. says: token ids of every answer; pace: seconds a token."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, **info: Any) -> None:
+        known: dict[str, Any] = {
+            "name": "fake/model",
+            "architecture": "fake",
+            "max_model_len": 64,
+            "vocab_size": tokenizer.vocab_size,
+            "page_tokens": 32,
+            "pages": 16,
+            "page_bytes": 1024,
+            "weight_bytes": 1000,
+            "max_logprobs": 20,
+            "threads": 1,
+            "isa": "none",
+            "load_seconds": 0.1,
+        }
+        self.info = ModelInfo(**{**known, **info})
+        self.tokenizer, self.template = tokenizer, template
+        self.alive = True
+        self.stopped = asyncio.Event()
+        self.says = tokenizer.encode("the answer is here", add_special_tokens=False)
+        self.pace = 0.0
+        self.logprob = -0.5
+        self.trouble: Callable[[Stream, int], None] | None = None  # called before each token
+        self.seen: list[Add] = []
+        self.aborted: list[str] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def submit(
+        self, prompt_ids: list[int], params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+    ) -> Stream:
+        request = checked(
+            prompt_ids,
+            params,
+            self.info,
+            self.tokenizer,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        self.seen.append(request)
+        stream = Stream(self, request)  # type: ignore[arg-type]
+        self._tasks[request_id] = asyncio.ensure_future(self._play(stream, request))
+        return stream
+
+    @property
+    def running(self) -> int:
+        return sum(not task.done() for task in self._tasks.values())
+
+    def stats(self) -> Stats:
+        return Stats(running=self.running, pages=16, prompt_tokens=sum(len(add.prompt) for add in self.seen))
+
+    async def trace(self, last: int = 100) -> list[dict[str, Any]]:
+        return [{"number": i} for i in range(min(last, 3))]
+
+    def send(self, message: object) -> None:
+        assert isinstance(message, Stopped)
+
+    def leave(self, stream: Stream, *, abort: bool) -> None:
+        if abort and stream.request_id not in self.aborted:
+            self.aborted.append(stream.request_id)
+            self._tasks[stream.request_id].cancel()
+
+    async def _play(self, stream: Stream, request: Add) -> None:
+        limit = len(self.says) if request.params.max_tokens is None else request.params.max_tokens
+        said = self.says[:limit]
+        prompt = None
+        if request.params.prompt_logprobs is not None:
+            prompt = [None, *(self._wire(token, request.params.prompt_logprobs) for token in request.prompt[1:])]
+        for number in range(max(len(said), 1)):
+            await asyncio.sleep(self.pace)
+            if self.trouble is not None:
+                self.trouble(stream, number)
+            tokens = said[number : number + 1]
+            reason = None
+            if number + 1 >= len(said):
+                reason = "length" if limit <= len(self.says) and request.params.max_tokens is not None else "stop"
+            for choice in range(request.params.n):
+                self._push(stream, request, choice, tokens, prompt, reason)
+
+    def _push(
+        self, stream: Stream, request: Add, choice: int, tokens: list[int], prompt: Any, reason: str | None
+    ) -> None:
+        wanted = request.params.logprobs
+        logprobs = None if wanted is None else [self._wire(token, wanted) for token in tokens]
+        # A "stop" would swallow the stop token: say that the text is over by its length of scripted tokens.
+        stop = reason == "stop"
+        stream.push(
+            Update(
+                request.request_id,
+                choice,
+                [*tokens, 0] if stop else tokens,
+                [*logprobs, self._wire(0, wanted or 0)] if stop and logprobs is not None else logprobs,
+                prompt,
+                reason,
+                cached=1,
+                scheduled=request.arrival,
+            )
+        )
+
+    def _wire(self, token: int, count: int) -> tuple[int, float, int, tuple[tuple[int, float], ...]]:
+        others = [(token + 1 + i) % self.tokenizer.vocab_size for i in range(max(count - 1, 0))]
+        top = [(token, self.logprob), *((other, self.logprob - 1 - i) for i, other in enumerate(others))]
+        return token, self.logprob, 1, tuple(top[:count])

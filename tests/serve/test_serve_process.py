@@ -1,0 +1,331 @@
+"""A real server process and real clients: answers, signals, deaths, ports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from conftest import golden
+
+ROOT = Path(__file__).parents[2]
+LONG: dict[str, Any] = {"max_tokens": 1500, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+class Server:
+    """``headrace serve`` as a child, on a port of its own choice."""
+
+    def __init__(self, model: Path, *flags: str) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "headrace.cli",
+            "serve",
+            str(model),
+            "--port",
+            "0",
+            "--backend",
+            "reference",
+            *flags,
+        ]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+        assert self._ready.wait(120), self.log
+        assert self.process.poll() is None, self.log
+        self.port = next(int(line.rpartition(":")[2].split("/")[0]) for line in self.lines if "http://" in line)
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if "startup complete" in line:
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0)
+
+    def children(self) -> list[int]:
+        """Process ids below the server."""
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def stop(self, number: int = signal.SIGTERM, within: float = 10) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(within)
+
+
+@contextmanager
+def serving(model: Path, *flags: str) -> Iterator[Server]:
+    server = Server(model, *flags)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.wait()
+
+
+def gone(pids: list[int], within: float = 3) -> bool:
+    end = time.monotonic() + within
+    while time.monotonic() < end:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class Reader(threading.Thread):
+    """Reads a stream on the side. `frames` as they come; `error` if the connection broke."""
+
+    def __init__(self, server: Server, **body: Any) -> None:
+        super().__init__(daemon=True)
+        self._url = server.url + "/v1/completions"
+        self._body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True, **body}
+        self.frames: list[str] = []
+        self.error: Exception | None = None
+        self.begun = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=30) as response:
+                for line in response.iter_lines():
+                    if line:
+                        self.frames.append(line)
+                        self.begun.set()
+        except Exception as error:
+            self.error = error
+        self.begun.set()
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Path) -> Iterator[Server]:
+    with serving(tiny, "--served-model-name", "tiny", "--max_model_len", "2k") as server:
+        yield server
+
+
+def test_the_openai_client(server: Server) -> None:
+    client = server.openai
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    messages: Any = [{"role": "user", "content": "hi"}]
+    whole = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=12)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 12
+    with client.chat.completions.create(
+        model="tiny",
+        messages=messages,
+        temperature=0,
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
+    ) as stream:
+        chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 12
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="gpt", messages=messages)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="tiny", messages=messages, response_format={"type": "json_object"})
+    assert refused.value.param == "response_format"
+
+
+async def test_the_async_openai_client(server: Server) -> None:
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none") as client:
+
+        async def ask(i: int, stream: bool) -> str:
+            asked: Any = {"model": "tiny", "prompt": f"number {i}", "temperature": 0, "max_tokens": 8}
+            if not stream:
+                return (await client.completions.create(**asked)).choices[0].text
+            return "".join([c.choices[0].text async for c in await client.completions.create(**asked, stream=True)])
+
+        whole = await asyncio.gather(*(ask(i, False) for i in range(8)))
+        assert await asyncio.gather(*(ask(i, True) for i in range(8))) == whole
+
+
+def test_the_same_seed_gives_the_same_choices(server: Server) -> None:
+    first = server.openai.completions.create(model="tiny", prompt="x", n=3, max_tokens=10)
+    seed = first.model_dump()["seed"]
+    again = server.openai.completions.create(model="tiny", prompt="x", n=3, max_tokens=10, seed=seed)
+    assert [c.text for c in again.choices] == [c.text for c in first.choices]
+    assert len({c.text for c in first.choices}) == 3
+    alone = server.openai.completions.create(model="tiny", prompt="x", max_tokens=10, seed=seed)
+    assert alone.choices[0].text == first.choices[0].text
+
+
+def test_cached_tokens_are_counted(server: Server) -> None:
+    asked: Any = {"model": "tiny", "prompt": "a prompt that fills pages " * 5, "max_tokens": 2, "temperature": 0}
+    usages = [server.openai.completions.create(**asked).usage for _ in range(2)]
+    cached = [u.prompt_tokens_details.cached_tokens for u in usages if u and u.prompt_tokens_details]
+    assert cached[0] == 0
+    assert cached[1] is not None
+    assert cached[1] >= 64
+
+
+def test_a_client_that_hangs_up_frees_its_pages(server: Server) -> None:
+    body = json.dumps({"prompt": "z", "max_tokens": 2000, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(head.encode() + b"\r\n\r\n" + body)
+        until(lambda: running(server) == 1)
+    until(lambda: running(server) == 0)
+
+
+def running(server: Server) -> float:
+    text = httpx.get(server.url + "/metrics").text
+    return float(next(line for line in text.splitlines() if line.startswith("vllm:num_requests_running")).split()[-1])
+
+
+def until(true: Any, within: float = 3) -> None:
+    end = time.monotonic() + within
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_giant_headers_are_refused(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-big: ")
+        try:
+            for _ in range(200):
+                raw.sendall(b"a" * 10_000)
+            answer = raw.recv(100)
+        except ConnectionError:
+            answer = b""
+    assert answer == b"" or b"431" in answer
+    assert httpx.get(server.url + "/health").status_code == 200
+
+
+def test_the_trace_and_the_log(server: Server) -> None:
+    server.openai.completions.create(model="tiny", prompt="my secret", max_tokens=3)
+    steps = httpx.get(server.url + "/trace?last=2").json()["steps"]
+    assert len(steps) == 2
+    assert "Application startup complete." in server.log
+    assert "CPU KV cache size" in server.log
+    assert "secret" not in server.log
+    assert "Traceback" not in server.log
+
+
+def test_a_port_in_use_is_said_before_the_model_is_loaded(server: Server) -> None:
+    again = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", "serve", "/no/such/model.gguf", "--port", str(server.port)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert again.returncode == 1
+    assert again.stderr.strip() == (
+        f"headrace: port {server.port} on 127.0.0.1 is in use by another program; choose another with --port"
+    )
+
+
+def test_sigterm_lets_streams_end(tiny: Path) -> None:
+    with serving(tiny, "--max-model-len", "2k") as server:
+        children = server.children()
+        assert children
+        readers = [Reader(server, max_tokens=60, prompt=f"p{i}") for i in range(3)]
+        assert all(reader.begun.wait(10) for reader in readers)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: "shutting down" in server.log)
+        assert httpx.post(server.url + "/v1/completions", json={"prompt": "a"}).status_code == 503 or not alive(server)
+        assert server.process.wait(20) == 0
+        for reader in readers:
+            reader.join(5)
+            assert reader.frames[-1] == "data: [DONE]"
+        assert gone(children)
+
+
+def alive(server: Server) -> bool:
+    return server.process.poll() is None
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
+def test_sigint_or_a_second_sigterm_ends_streams_at_once(tiny: Path, signals: list[int]) -> None:
+    with serving(tiny, "--max-model-len", "2k") as server:
+        children = server.children()
+        readers = [Reader(server, prompt=f"p{i}", n=4) for i in range(3)]
+        assert all(reader.begun.wait(10) for reader in readers)
+        for number in signals:
+            server.process.send_signal(number)
+            time.sleep(0.2)
+        start = time.monotonic()
+        for reader in readers:
+            reader.join(2)
+            assert not reader.is_alive()
+        assert time.monotonic() - start < 1.5
+        assert server.process.wait(5) == 0
+        assert all("shutting_down" in reader.frames[-1] for reader in readers)
+        assert gone(children)
+
+
+def test_a_dead_engine_ends_streams_and_the_server(tiny: Path) -> None:
+    with serving(tiny, "--max-model-len", "2k") as server:
+        readers = [Reader(server, prompt=f"p{i}", n=4) for i in range(3)]
+        assert all(reader.begun.wait(10) for reader in readers)
+        for pid in server.children():
+            os.kill(pid, signal.SIGKILL)
+        start = time.monotonic()
+        for reader in readers:
+            reader.join(2)
+            assert "engine_dead" in reader.frames[-1]
+        assert time.monotonic() - start < 1.5
+        assert server.process.wait(5) == 1
+        assert "Traceback" not in server.log
+
+
+def test_a_bad_model_is_one_line(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF" + b"\0" * 10)
+    ran = subprocess.run(
+        [sys.executable, "-m", "headrace.cli", "serve", str(bad), "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1].startswith("headrace: ")
+    assert "bad.gguf" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_smollm2_says_what_the_reference_says(smollm2: Path) -> None:
+    """The whole way: HTTP, template, tokens, engine, text."""
+    with serving(smollm2, "--served-model-name", "smollm2", "--max-model-len", "1k") as server:
+        client = server.openai
+        for case in golden("smollm2")["chat"]:
+            answer = client.chat.completions.create(
+                model="smollm2", messages=case["messages"], temperature=0, max_tokens=5,
+                extra_body={"return_token_ids": True, "ignore_eos": True},
+            )  # fmt: skip
+            assert answer.model_dump()["prompt_token_ids"] == case["prompt_ids"]
+        first = client.chat.completions.create(
+            model="smollm2", messages=golden("smollm2")["chat"][0]["messages"], temperature=0
+        )
+        assert first.choices[0].message.content == "The capital of France is Paris."
+        assert first.choices[0].finish_reason == "stop"
