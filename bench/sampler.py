@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python bench/sampler.py [isa] [rows]
 
-Logits look like a language model's: a bulk around zero and a short head of likely tokens above it. Beside each time stands
-the rate at which it reads the row's float32 logits once, to be held against what the machine can stream.
+Logits look like a language model's: a bulk around zero and a short head of likely tokens above it. Beside each time
+stands the rate at which it reads the row's float32 logits once, to be held against what the machine can stream.
 """
 
 from __future__ import annotations

@@ -68,14 +68,22 @@ struct Columns {
         return in;
     }
 
-private:
+  private:
     void check_lengths(size_t rows) const {
         const std::pair<const char*, size_t> lengths[] = {
-            {"temperature", temperature.shape(0)}, {"top_k", top_k.shape(0)},       {"top_p", top_p.shape(0)},
-            {"min_p", min_p.shape(0)},             {"repetition", repetition.shape(0)},
-            {"presence", presence.shape(0)},       {"frequency", frequency.shape(0)},
-            {"seed", seed.shape(0)},               {"position", position.shape(0)}, {"choice", choice.shape(0)},
-            {"target", target.shape(0)},           {"logprobs", logprobs.shape(0)}, {"mask_rows", mask_rows.shape(0)},
+            {"temperature", temperature.shape(0)},
+            {"top_k", top_k.shape(0)},
+            {"top_p", top_p.shape(0)},
+            {"min_p", min_p.shape(0)},
+            {"repetition", repetition.shape(0)},
+            {"presence", presence.shape(0)},
+            {"frequency", frequency.shape(0)},
+            {"seed", seed.shape(0)},
+            {"position", position.shape(0)},
+            {"choice", choice.shape(0)},
+            {"target", target.shape(0)},
+            {"logprobs", logprobs.shape(0)},
+            {"mask_rows", mask_rows.shape(0)},
         };
         for (auto [name, length] : lengths)
             require(length == rows, std::string(name) + " must have one element for each row of logits");
@@ -115,9 +123,9 @@ nb::tuple sample(const std::string& isa, Table<float> logits, int vocab, Column<
                  Column<int32_t> penalty_ids, Column<int32_t> penalty_counts, Column<int32_t> mask_rows,
                  Table<int32_t> masks) {
     const KernelTable& kernels = *choose_kernels(isa.c_str());
-    const Columns in{temperature, top_k,       top_p,          min_p,       repetition,     presence,  frequency,
-                     seed,        position,    choice,         target,      logprobs,       bias_indptr, bias_ids,
-                     bias_values, penalty_indptr, penalty_ids, penalty_counts, mask_rows,   masks};
+    const Columns in{temperature, top_k,          top_p,       min_p,          repetition, presence,    frequency,
+                     seed,        position,       choice,      target,         logprobs,   bias_indptr, bias_ids,
+                     bias_values, penalty_indptr, penalty_ids, penalty_counts, mask_rows,  masks};
     size_t rows = logits.shape(0), width = logits.shape(1);
     require(vocab >= 1 && static_cast<size_t>(vocab) <= width, "vocab must be from 1 to the width of logits");
     in.check(rows, vocab);
@@ -143,17 +151,18 @@ nb::tuple sample(const std::string& isa, Table<float> logits, int vocab, Column<
 }  // namespace headrace
 
 void bind_sample(nb::module_& m) {
-    m.def("sample", &headrace::sample, nb::arg("isa"), nb::arg("logits").noconvert(), nb::arg("vocab"),
-          nb::arg("temperature").noconvert(), nb::arg("top_k").noconvert(), nb::arg("top_p").noconvert(),
-          nb::arg("min_p").noconvert(), nb::arg("repetition").noconvert(), nb::arg("presence").noconvert(),
-          nb::arg("frequency").noconvert(), nb::arg("seed").noconvert(), nb::arg("position").noconvert(),
-          nb::arg("choice").noconvert(), nb::arg("target").noconvert(), nb::arg("logprobs").noconvert(),
-          nb::arg("bias_indptr").noconvert(), nb::arg("bias_ids").noconvert(), nb::arg("bias_values").noconvert(),
-          nb::arg("penalty_indptr").noconvert(), nb::arg("penalty_ids").noconvert(),
-          nb::arg("penalty_counts").noconvert(), nb::arg("mask_rows").noconvert(), nb::arg("masks").noconvert(),
-          "Samples or scores each row of logits, float32 [R, at least vocab]; ids from vocab on are padding.\n\n"
-          "isa: the instruction set to use, \"\" for the best. The other arguments: headrace.program.step.Sampling.\n"
-          "Gives (tokens [R], logprob [R], rank [R], top_ids [R, N], top_logprobs [R, N], status [R]); N is the largest\n"
-          "logprobs. Unused places hold -1 and -inf. The same bits from every instruction set.\n"
-          "Raises TypeError for arrays of another type or layout, ValueError for lengths, ids and numbers out of range.");
+    m.def(
+        "sample", &headrace::sample, nb::arg("isa"), nb::arg("logits").noconvert(), nb::arg("vocab"),
+        nb::arg("temperature").noconvert(), nb::arg("top_k").noconvert(), nb::arg("top_p").noconvert(),
+        nb::arg("min_p").noconvert(), nb::arg("repetition").noconvert(), nb::arg("presence").noconvert(),
+        nb::arg("frequency").noconvert(), nb::arg("seed").noconvert(), nb::arg("position").noconvert(),
+        nb::arg("choice").noconvert(), nb::arg("target").noconvert(), nb::arg("logprobs").noconvert(),
+        nb::arg("bias_indptr").noconvert(), nb::arg("bias_ids").noconvert(), nb::arg("bias_values").noconvert(),
+        nb::arg("penalty_indptr").noconvert(), nb::arg("penalty_ids").noconvert(),
+        nb::arg("penalty_counts").noconvert(), nb::arg("mask_rows").noconvert(), nb::arg("masks").noconvert(),
+        "Samples or scores each row of logits, float32 [R, at least vocab]; ids from vocab on are padding.\n\n"
+        "isa: the instruction set to use, \"\" for the best. The other arguments: headrace.program.step.Sampling.\n"
+        "Gives (tokens [R], logprob [R], rank [R], top_ids [R, N], top_logprobs [R, N], status [R]); N is the largest\n"
+        "logprobs. Unused places hold -1 and -inf. The same bits from every instruction set.\n"
+        "Raises TypeError for arrays of another type or layout, ValueError for lengths, ids and numbers out of range.");
 }

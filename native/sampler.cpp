@@ -1,24 +1,24 @@
-// A row's ids lie in blocks of 64. One pass finds each block's largest logit (and any NaN); nearly everything after that
-// visits only the blocks whose largest can matter. A set of kept tokens is always a prefix of the order (logit descending,
-// id ascending), so it is written as the last token it holds: a Cut. No logits are sorted, none are copied except blocks
-// that a mask, a bias or a penalty changes.
+// A row's ids lie in blocks of 64. One pass finds each block's largest logit (and any NaN); nearly everything after
+// that visits only the blocks whose largest can matter. A set of kept tokens is always a prefix of the order (logit
+// descending, id ascending), so it is written as the last token it holds: a Cut. No logits are sorted, none are copied
+// except blocks that a mask, a bias or a penalty changes.
 #include "sampler.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
-#include <string>
 
 namespace headrace {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kLowest = std::numeric_limits<float>::lowest();
-constexpr float kGreedy = 1e-5f;          // temperatures below are greedy
-constexpr float kLargestNoise = 17.34f;   // 25 ln 2 = 17.329 is what u = 1 - 2^-25 gives; the rest is slack
-constexpr float kNoMass = -90.0f;         // exp gives exactly 0 from here down
-constexpr int kMassGroup = 32;            // blocks whose masses are summed in float32 before they join in float64
+constexpr float kGreedy = 1e-5f;         // temperatures below are greedy
+constexpr float kLargestNoise = 17.34f;  // 25 ln 2 = 17.329 is what u = 1 - 2^-25 gives; the rest is slack
+constexpr float kNoMass = -90.0f;        // exp gives exactly 0 from here down
+constexpr int kMassGroup = 32;           // blocks whose masses are summed in float32 before they join in float64
 constexpr int32_t kUnpatched = -1, kForbidden = -2;  // Scratch::slot, else the number of a patch
 
 // Tokens above `value`, and those equal to it up to `id`.
@@ -37,8 +37,8 @@ struct View {
     const float* logits;
     const float* last;  // the last block, filled up with -inf
     int vocab, blocks;
-    const float* max;      // [blocks]
-    const int32_t* slot;   // [blocks], or nullptr: nothing patched
+    const float* max;     // [blocks]
+    const int32_t* slot;  // [blocks], or nullptr: nothing patched
     const float* patches;
 
     const float* at(int b) const {
@@ -107,10 +107,14 @@ void collect(const KernelTable& k, const View& view, float value, Scratch& s) {
     s.candidates.resize(n);
 }
 
-// A value that at least n tokens reach, cheaply: the n-th largest block maximum; `lowest` when there are fewer blocks.
+// A value that at least n tokens reach, cheaply: the n-th largest maximum of runs of blocks, long enough to leave few
+// of them; `lowest` when there are fewer blocks than n.
 float reached_by(const View& view, int n, float lowest, Scratch& s) {
     if (n > view.blocks) return lowest;
-    s.order.assign(view.max, view.max + view.blocks);
+    int run = std::max(1, view.blocks / 4 / n);
+    s.order.clear();
+    for (int b = 0; b < view.blocks; b += run)
+        s.order.push_back(*std::max_element(view.max + b, view.max + std::min(b + run, view.blocks)));
     std::nth_element(s.order.begin(), s.order.begin() + (n - 1), s.order.end(), std::greater<float>());
     return std::max(s.order[n - 1], lowest);
 }
@@ -227,8 +231,14 @@ Cut filtered(const KernelTable& k, const View& view, const SamplingRow& in, floa
 
 // The token within the cut that has the largest score. Blocks too low to win, whatever their noise, are not visited.
 int32_t noisiest(const KernelTable& k, const View& view, const SamplingRow& in, float top, Cut cut) {
-    GumbelSearch search{in.seed, static_cast<uint32_t>(in.position), static_cast<uint32_t>(in.choice),
-                        top,     in.temperature, 1.0f / in.temperature, -kInf, -1};
+    GumbelSearch search{in.seed,
+                        static_cast<uint32_t>(in.position),
+                        static_cast<uint32_t>(in.choice),
+                        top,
+                        in.temperature,
+                        1.0f / in.temperature,
+                        -kInf,
+                        -1};
     auto visit = [&](int b, const float* x, Floor floor) { k.block_gumbel(x, b * kSampleBlock, floor, search); };
     int start = view.top_block();  // a good score early spares others
     within(view, cut, start, start + 1, visit);
@@ -239,8 +249,9 @@ int32_t noisiest(const KernelTable& k, const View& view, const SamplingRow& in, 
     return search.best_id;
 }
 
-// top_p without sorting: the best score among more tokens is the best among fewer if its token is one of the fewer. A token
-// is in the nucleus while the mass ahead of it is below top_p; if the winner is not, neither is anything behind it.
+// top_p without sorting: the best score among more tokens is the best among fewer if its token is one of the fewer. A
+// token is in the nucleus while the mass ahead of it is below top_p; if the winner is not, neither is anything behind
+// it.
 int32_t drawn(const KernelTable& k, const View& view, const SamplingRow& in, Scratch& s) {
     float top = view.max[view.top_block()];
     Cut cut = filtered(k, view, in, top, s);

@@ -50,7 +50,7 @@ struct SampledRow {
 
 // Buffers that sample_row reuses: one per thread. They grow with the largest row seen and never shrink.
 class Scratch {
-public:
+  public:
     std::vector<float> raw_max;         // [blocks] the largest raw logit of each block
     std::vector<float> max;             // [blocks] the same once masks, biases and penalties are applied
     std::vector<float> patches;         // [patches][64] blocks that differ from the raw logits

@@ -12,8 +12,8 @@ using headrace::GumbelSearch;
 constexpr int kBlock = 64;
 constexpr int kBlockVectors = kBlock / 16;
 
-// Lane by lane: a >= b and a > b as bits 0..15 (false where one is NaN); the high words of unsigned products;
-// a where it is kept, else `other`. transpose4: within each four lanes, lane j of vector i <-> lane i of vector j.
+// Lane by lane: a >= b and a > b as bits 0..15 (false where one is NaN); a where it is kept, else `other`; the high
+// words of unsigned products. transpose4: within each four lanes, lane j of vector i <-> lane i of vector j.
 #if defined(HEADRACE_AVX512)
 
 HR_INLINE uint32_t lanes_ge(VF a, VF b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
@@ -22,6 +22,7 @@ HR_INLINE VF keep_lanes(VF a, uint32_t kept, VF other) {
     return {_mm512_mask_mov_ps(other.v, static_cast<__mmask16>(kept), a.v)};
 }
 HR_INLINE float largest_lane(VF a) { return _mm512_reduce_max_ps(a.v); }
+HR_INLINE VI xor3(VI a, VI b, VI c) { return {_mm512_ternarylogic_epi32(a.v, b.v, c.v, 0x96)}; }
 HR_INLINE VI mul_high(VI a, VI b) {
     __m512i even = _mm512_shuffle_epi32(_mm512_mul_epu32(a.v, b.v), _MM_PERM_DDBB);
     __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), b.v);
@@ -61,6 +62,7 @@ HR_INLINE __m256i mul_high_half(__m256i a, __m256i b) {
     __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(a, b), 32);
     return _mm256_blend_epi32(even, _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b), 0xAA);
 }
+HR_INLINE VI xor3(VI a, VI b, VI c) { return a ^ b ^ c; }
 HR_INLINE VI mul_high(VI x, VI y) { return {mul_high_half(x.a, y.a), mul_high_half(x.b, y.b)}; }
 HR_INLINE void transpose4_half(__m256i& a, __m256i& b, __m256i& c, __m256i& d) {
     __m256i ab0 = _mm256_unpacklo_epi32(a, b), ab1 = _mm256_unpackhi_epi32(a, b);
@@ -90,6 +92,7 @@ HR_INLINE VF keep_lanes(VF a, uint32_t kept, VF other) {
     return a;
 }
 HR_INLINE float largest_lane(VF a) { return max_lanes(a); }
+HR_INLINE VI xor3(VI a, VI b, VI c) { return a ^ b ^ c; }
 HR_INLINE VI mul_high(VI a, VI b) {
     for (int i = 0; i < 16; i++) {
         uint64_t product = static_cast<uint64_t>(static_cast<uint32_t>(a.v[i])) * static_cast<uint32_t>(b.v[i]);
@@ -116,8 +119,8 @@ constexpr float kSampleInf = __builtin_huge_valf();
 
 // ---- logarithm and noise ------------------------------------------------------------------------------------------
 
-// ln of a positive normal number = m 2^e, given as f = m - 1 with m in [sqrt(1/2), sqrt(2)), and e: relative error below
-// 2e-7 (own fit of (ln(1 + f) - f + f^2 / 2) / f^3; ln 2 in two parts).
+// ln of a positive normal number = m 2^e, given as f = m - 1 with m in [sqrt(1/2), sqrt(2)), and e: relative error
+// below 2e-7 (own fit of (ln(1 + f) - f + f^2 / 2) / f^3; ln 2 in two parts).
 HR_INLINE VF log_parts(VF f, VI e) {
     VF q = set1(-0.07634493f);
     q = fma(q, f, set1(0.12761575f));
@@ -169,9 +172,9 @@ HR_INLINE void philox_block(int32_t first_id, const GumbelSearch& s, VI w[4]) {
     VI b = seti(static_cast<int32_t>(s.position)), c = seti(static_cast<int32_t>(s.choice)), d = zeroi();
     for (int round = 0; round < 10; round++) {
         VI high0 = mul_high(a, m0), low0 = a * m0, high1 = mul_high(c, m1), low1 = c * m1;
-        a = high1 ^ b ^ seti(static_cast<int32_t>(k0));
+        a = xor3(high1, b, seti(static_cast<int32_t>(k0)));
         b = low1;
-        c = high0 ^ d ^ seti(static_cast<int32_t>(k1));
+        c = xor3(high0, d, seti(static_cast<int32_t>(k1)));
         d = low0;
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;

@@ -144,7 +144,7 @@ def rows(draw: st.DrawFn) -> Row:
 
 
 def final_scores(row: Row) -> F64:
-    """What the reference takes the arg-max of, before top_p: adjusted logits, over temperature and with noise if drawn."""
+    """What the reference takes the arg-max of, before filters: adjusted logits, with temperature and noise if drawn."""
     at = row.at
     adjusted = reference.adjust(row.logits.astype(np.float64), reference._Row(at, 0))
     if at.temperature[0] < reference.GREEDY:
@@ -274,7 +274,7 @@ def kept_share(logits: NDArray[np.float32], top_k: int, top_p: float) -> F64:
     ("vocab", "top_k", "top_p"), [(5, 0, 1.0), (50, 0, 1.0), (50, 10, 1.0), (50, 0, 0.8), (20, 12, 0.7)]
 )
 def test_tokens_are_drawn_as_often_as_they_should(vocab: int, top_k: int, top_p: float) -> None:
-    """Chi-square of 20000 draws against the softmax of what is kept; the limit is far beyond any fair draw (p < 1e-6)."""
+    """Chi-square of 20000 draws against the softmax of what is kept; no fair generator comes near the limit."""
     n = 20_000
     logits = np.random.default_rng(vocab).normal(0, 1, vocab).astype(np.float32)
     share = kept_share(logits, top_k, top_p)
@@ -348,18 +348,41 @@ def test_repetition_divides_what_is_positive_and_multiplies_the_rest() -> None:
 # ---- mistakes of a caller -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"temperature": -1.0}, {"temperature": np.nan}, {"top_k": -1}, {"top_p": 1.5}, {"top_p": np.nan}, {"min_p": 2.0},
-        {"repetition": 0.0}, {"presence": np.inf}, {"target": 8}, {"target": -2}, {"logprobs": -2}, {"position": -1},
-        {"mask_rows": 0}, {"bias_ids": np.array([1], np.int32)},
-        {"bias_indptr": np.array([0, 1], np.int32), "bias_ids": np.array([8], np.int32), "bias_values": np.ones(1, np.float32)},
-        {"penalty_indptr": np.array([0, 1], np.int32), "penalty_ids": np.array([-1], np.int32), "penalty_counts": np.ones(1, np.int32)},
-        {"penalty_indptr": np.array([0, -1], np.int32)},
-        {"mask_rows": 0, "masks": np.zeros((1, 2), np.int32)},
-    ],
-)  # fmt: skip
+def biased(token: int, value: float = 1.0) -> dict[str, Any]:
+    return dict(zip(("bias_indptr", "bias_ids", "bias_values"), one_list([token], [value]), strict=True))
+
+
+def penalised(token: int, count: int = 1) -> dict[str, Any]:
+    values = one_list([token], [count], np.int32)
+    return dict(zip(("penalty_indptr", "penalty_ids", "penalty_counts"), values, strict=True))
+
+
+WRONG: list[dict[str, Any]] = [
+    {"temperature": -1.0},
+    {"temperature": np.nan},
+    {"top_k": -1},
+    {"top_p": 1.5},
+    {"top_p": np.nan},
+    {"min_p": 2.0},
+    {"repetition": 0.0},
+    {"presence": np.inf},
+    {"target": 8},
+    {"target": -2},
+    {"logprobs": -2},
+    {"position": -1},
+    biased(8),
+    biased(0, np.inf),
+    biased(0, np.nan),
+    {"bias_ids": np.array([1], np.int32)},
+    penalised(-1),
+    penalised(0, -1),
+    {"penalty_indptr": np.array([0, -1], np.int32)},
+    {"mask_rows": 0},
+    {"mask_rows": 0, "masks": np.zeros((1, 2), np.int32)},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         native(sampling(1, **wrong), np.zeros((1, 8), np.float32))
