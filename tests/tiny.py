@@ -16,7 +16,7 @@ from headrace.backends.reference import ReferenceBackend
 from headrace.runtime.load import LoadedModel, load_model
 
 TINY = Path(__file__).parent / "data" / "tiny"
-KINDS = sorted(path.name for path in TINY.iterdir())
+KINDS = sorted(path.name for path in TINY.iterdir() if path.is_dir())
 VOCAB, TOKENS = 320, 48
 LIMITS = Limits(tokens=96, sequences=2, pages=8, context=256, vocab=VOCAB)
 

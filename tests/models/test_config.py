@@ -178,3 +178,8 @@ def test_qwen2_slides_only_when_told() -> None:
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_every_architecture_is_registered_under_its_name(kind: str) -> None:
     assert CONFIGS[kind]["model_type"] in HF
+
+
+def test_absurd_numbers_of_experts_are_refused_before_their_table_is_laid_out() -> None:
+    with pytest.raises(BadModelFile, match="1000 layers of 500 experts"):
+        read("mixtral", num_hidden_layers=1000, num_local_experts=500)
