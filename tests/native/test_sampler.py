@@ -206,6 +206,16 @@ def test_a_large_vocabulary_agrees_over_many_rows() -> None:
         np.testing.assert_array_equal(native(at, logits).tokens, reference.sample(logits, at, 30_001).tokens)
 
 
+def test_a_long_flat_tail_wins_as_often_as_it_should() -> None:
+    """Tokens far below the best still win together: no block is skipped that noise could lift."""
+    logits = np.zeros((60, 30_001), np.float32)
+    logits[:, 5] = 9.5
+    at = sampling(60, position=np.arange(60))
+    got = native(at, logits).tokens
+    np.testing.assert_array_equal(got, reference.sample(logits, at, 30_001).tokens)
+    assert 20 < (got != 5).sum() < 59
+
+
 def test_padding_past_the_vocabulary_never_counts() -> None:
     logits = np.zeros((1, 96), np.float32)
     logits[0, 70:] = np.nan
