@@ -18,7 +18,8 @@ Split = Literal["out", "in"]
 class Weight:
     """A weight as the model sees it; formats, files and ranks are not its business.
 
-    shape: ``(n,)`` a vector, ``(rows, columns)`` a matrix with outputs first, ``(experts, rows, columns)`` a stack of them.
+    shape: ``(n,)`` a vector, ``(rows, columns)`` a matrix with outputs first, ``(experts, rows, columns)`` a stack of
+        them.
     split: how tensor parallelism may cut it: by outputs, by inputs, or not at all.
     """
 
@@ -73,7 +74,8 @@ class Program:
         return "\n".join(map(str, self.ops))
 
     def last_uses(self) -> dict[int, int]:
-        """For each value id, the index of the last op that reads it (its own op if none does; logits live to the end)."""
+        """For each value id, the index of the last op that reads it (its own op if none does; logits live to the
+        end)."""
         last: dict[int, int] = {}
         for at, op in enumerate(self.ops):
             for v in op.outputs + op.inputs:

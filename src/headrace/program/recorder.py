@@ -17,7 +17,8 @@ Activation = Literal["silu", "gelu_tanh", "gelu"]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """The symbolic inputs of a program: token ids [T], their positions [T], and the rows whose logits are wanted [R]."""
+    """The symbolic inputs of a program: token ids [T], their positions [T], and the rows whose logits are wanted
+    [R]."""
 
     tokens: Value
     positions: Value
@@ -40,7 +41,12 @@ class Recorder:
         return Value(self._values - 1, name, rows, width)
 
     def _record(
-        self, kind: str, inputs: tuple[Value, ...], widths: tuple[int, ...], weights: tuple[Weight | None, ...] = (), **attrs: Any
+        self,
+        kind: str,
+        inputs: tuple[Value, ...],
+        widths: tuple[int, ...],
+        weights: tuple[Weight | None, ...] = (),
+        **attrs: Any,
     ) -> tuple[Value, ...]:
         rows: Rows = "R" if kind == "rows" or inputs[0].rows == "R" else "T"
         at = len(self._ops)
@@ -60,10 +66,13 @@ class Recorder:
         return self._record("norm", (x,), (x.width,), (weight,), eps=eps, heads=heads)[0]
 
     def linear(self, x: Value, weight: Weight, bias: Weight | None = None, add: Value | None = None) -> Value:
-        """x @ weight.T (+ bias) (+ add). Weights and activations may be quantised by the back end as the weight's format says."""
+        """x @ weight.T (+ bias) (+ add). Weights and activations may be quantised by the back end as the weight's
+        format says."""
         assert weight.columns == x.width, f"{weight} takes {weight.columns}, not {x.width}"
         inputs = (x,) if add is None else (x, add)
-        return self._record("linear", inputs, (weight.rows,), (weight, bias), bias=bias is not None, add=add is not None)[0]
+        return self._record(
+            "linear", inputs, (weight.rows,), (weight, bias), bias=bias is not None, add=add is not None
+        )[0]
 
     def qkv(
         self, x: Value, weight: Weight, heads: int, kv_heads: int, head_dim: int, bias: Weight | None = None
@@ -80,13 +89,28 @@ class Recorder:
         return out[0], out[1]
 
     def attend(
-        self, q: Value, k: Value, v: Value, layer: int, head_dim: int, scale: float, window: int = 0, softcap: float = 0.0
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        layer: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
     ) -> Value:
-        """Writes k and v of this step into the layer's cache, then softmax(scale * q.K, causal) . V over the row's own sequence.
+        """Writes k and v of this step into the layer's cache, then softmax(scale * q.K, causal) . V over the row's
+        own sequence.
 
-        window: a row sees its last `window` positions, itself included; 0 means all. softcap: c * tanh(score / c); 0 means none.
+        window: a row sees its last `window` positions, itself included; 0 means all. softcap: c * tanh(score / c); 0
+            means none.
         """
-        attrs: dict[str, Any] = {"layer": layer, "heads": q.width // head_dim, "kv_heads": k.width // head_dim, "head_dim": head_dim}
+        attrs: dict[str, Any] = {
+            "layer": layer,
+            "heads": q.width // head_dim,
+            "kv_heads": k.width // head_dim,
+            "head_dim": head_dim,
+        }
         return self._record("attend", (q, k, v), (q.width,), **attrs, scale=scale, window=window, softcap=softcap)[0]
 
     def glu(self, x: Value, activation: Activation) -> Value:

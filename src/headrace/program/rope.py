@@ -1,8 +1,8 @@
 """Rotary position embedding: which angle each pair of a head turns by at each position.
 
 Pairs are (i, i + rotary/2), "NeoX" order; a checkpoint with interleaved pairs has its rows reordered when loaded.
-Sources: RoFormer (Su et al. 2021); linear interpolation (Chen et al. 2023); YaRN (Peng et al. 2023); Llama 3's frequency
-bands as in Hugging Face's `rope_type: llama3`; per-frequency factors as in GGUF's `rope_freqs.weight`.
+Sources: RoFormer (Su et al. 2021); linear interpolation (Chen et al. 2023); YaRN (Peng et al. 2023); Llama 3's
+frequency bands as in Hugging Face's `rope_type: llama3`; per-frequency factors as in GGUF's `rope_freqs.weight`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Rope:
     """How positions turn into angles.
 
     rotary: how many of a head's values turn (even, at most the head size).
-    factor, low, high, original: of the kinds `linear`, `llama3` (all four) and `yarn` (factor, original, and the betas).
+    factor, low, high, original: of the kinds `linear`, `llama3` (all four) and `yarn` (factor, original, and the
+        betas).
     freq_factors: divides each pair's frequency (length rotary/2) when the file brings them; empty otherwise.
     attention_factor: multiplies cos and sin; None lets `yarn` take 0.1 ln(factor) + 1, others 1.
     """
@@ -40,7 +41,12 @@ class Rope:
     def frequencies(self) -> NDArray[np.float64]:
         """Radians per position for each pair, float64 [rotary/2]."""
         base = self.theta ** (-np.arange(0, self.rotary, 2, dtype=np.float64) / self.rotary)
-        scaled = {"default": lambda f: f, "linear": lambda f: f / self.factor, "llama3": self._llama3, "yarn": self._yarn}
+        scaled = {
+            "default": lambda f: f,
+            "linear": lambda f: f / self.factor,
+            "llama3": self._llama3,
+            "yarn": self._yarn,
+        }
         out: NDArray[np.float64] = scaled[self.kind](base)
         return out / np.asarray(self.freq_factors, np.float64) if self.freq_factors else out
 

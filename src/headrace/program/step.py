@@ -23,12 +23,16 @@ class Sampling:
 
     temperature: 0 (or below 1e-5) is greedy. top_k: 0 is off. top_p: 1 is off. min_p: 0 is off.
     repetition (1 off), presence, frequency (0 off): over the row's penalty list.
-    seed, position, choice: the key of the noise: a token is a function of its logits and this key. position is that of the new token.
+    seed, position, choice: the key of the noise: a token is a function of its logits and this key. position is that
+        of the new token.
     target: a token id to score (prompt log-probabilities), or -1 to sample.
-    logprobs: how many of the best of the raw distribution to report; -1: no log-probability at all, 0: of the token alone.
+    logprobs: how many of the best of the raw distribution to report; -1: no log-probability at all, 0: of the token
+        alone.
     bias_indptr [R+1], bias_ids, bias_values: added to logits; -inf forbids.
-    penalty_indptr [R+1], penalty_ids, penalty_counts: ids seen in prompt or output; count in the output alone (0: prompt only).
-    mask_rows: index of the row of `masks` that allows tokens, or -1. masks: int32 [n, ceil(vocab / 32)], bit i of word w allows 32 w + i.
+    penalty_indptr [R+1], penalty_ids, penalty_counts: ids seen in prompt or output; count in the output alone (0:
+        prompt only).
+    mask_rows: index of the row of `masks` that allows tokens, or -1. masks: int32 [n, ceil(vocab / 32)], bit i of
+        word w allows 32 w + i.
     """
 
     temperature: F32
@@ -58,9 +62,10 @@ class Step:
     """One step's inputs.
 
     tokens, positions [T]. query_start [B+1]: rows of sequence b are query_start[b] .. query_start[b+1].
-    context [B]: tokens of sequence b in the cache once this step has written its own. page_indptr [B+1], pages: the page
-    tables, position p lies in page pages[page_indptr[b] + p // 32]. fresh: pages to zero first.
-    logit_rows [R]: ascending. keep_logits: also return the raw logits (tests, evaluation). taps: names of values to return.
+    context [B]: tokens of sequence b in the cache once this step has written its own. page_indptr [B+1], pages: the
+        page tables, position p lies in page pages[page_indptr[b] + p // 32]. fresh: pages to zero first.
+    logit_rows [R]: ascending. keep_logits: also return the raw logits (tests, evaluation). taps: names of values to
+        return.
     """
 
     tokens: I32
@@ -80,8 +85,10 @@ class Step:
 class Sampled:
     """One step's outputs, for each of the R rows.
 
-    tokens: the sampled id, or the target. logprob: of that token in the raw distribution (before bias, penalties, temperature).
-    rank: 1 is the most likely. top_ids, top_logprobs [R, N]: the N best, descending, ties to the lowest id; unused places -1.
+    tokens: the sampled id, or the target. logprob: of that token in the raw distribution (before bias, penalties,
+        temperature).
+    rank: 1 is the most likely. top_ids, top_logprobs [R, N]: the N best, descending, ties to the lowest id; unused
+        places -1.
     status: 0 right; 1 the logits hold a NaN or +inf, the token is then meaningless; 2 no token is allowed.
     """
 

@@ -1,4 +1,5 @@
-"""Weights as data: what a back end is given to load. Bytes stay in the file's own block format until the back end repacks them."""
+"""Weights as data: what a back end is given to load. Bytes stay in the file's own block format until the back end
+repacks them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from headrace.program.program import Weight
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one format. data: uint8 [rows, bytes a row] in the file's layout (views of a mapping wherever possible)."""
+    """Rows of one format. data: uint8 [rows, bytes a row] in the file's layout (views of a mapping wherever
+    possible)."""
 
     format: Format
     data: NDArray[np.uint8]
@@ -22,9 +24,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class WeightData:
-    """A weight's rows, in parts that lie one under the other (a stack of experts: expert 0's rows, then expert 1's, ...).
+    """A weight's rows, in parts that lie one under the other (a stack of experts: expert 0's rows, then expert 1's,
+    ...).
 
-    A vector is one row. Two weights may share storage (a tied head): then `same_as` names the other and parts are equal.
+    A vector is one row. Two weights may share storage (a tied head): then `same_as` names the other and parts are
+    equal.
     """
 
     weight: Weight
