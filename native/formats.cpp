@@ -1,15 +1,16 @@
-// Repacking: rows of blocks, as files hold them, into panels of 16 rows. Owes the packed bytes of every format and their exact
-// values; knows nothing of kernels. Block layouts: ggml (src/ggml-common.h); packed tiles: docs/design.md, "Packed weights".
+// Repacking: rows of blocks, as files hold them, into panels of 16 rows. Owes the packed bytes of every format and
+// their exact values; knows nothing of kernels. Block layouts: ggml (src/ggml-common.h); packed tiles: docs/design.md,
+// "Packed weights".
 //
-// A tile holds its quants as lines of 64 bytes: line j = [16 rows][4 inputs], inputs 4j .. 4j + 3. With four bits, line j has
-// inputs 4j .. in the low nibbles and 16 + 4j .. in the high ones. Then come, [16] rows each unless said otherwise:
+// A tile holds its quants as lines of 64 bytes: line j = [16 rows][4 inputs], inputs 4j .. 4j + 3. With four bits, line
+// j has inputs 4j .. in the low nibbles and 16 + 4j .. in the high ones. Then come, [16] rows each unless said
+// otherwise:
 //   Q4_0  4 lines, d                    Q4_1  4 lines, d, m                     (d, m: f16)
-//   Q5_0  4 lines, fifth-bit line, d    Q5_1  4 lines, fifth-bit line, d, m     (bit j of a byte: fifth bit for inputs 4j ..)
-//   Q8_0  8 lines of value + 128, d
-//   Q4_K  8 runs of 4 lines, scales u8 [8][16], offsets u8 [4][16][2 runs], dmin, d
-//   Q5_K  8 runs of 4 lines and a fifth-bit line, then as Q4_K
-//   Q6_K  8 runs of 4 lines and 2 lines g of bit pairs (pair j of a byte: inputs 16g + 4j ..), scales i8 [16][16], d
-//   BF16  [16 rows][2 inputs]           F16, F32  [2 inputs][16 rows]
+//   Q5_0  4 lines, fifth-bit line, d    Q5_1  4 lines, fifth-bit line, d, m     (bit j of a byte: fifth bit for inputs
+//   4j ..) Q8_0  8 lines of value + 128, d Q4_K  8 runs of 4 lines, scales u8 [8][16], offsets u8 [4][16][2 runs],
+//   dmin, d Q5_K  8 runs of 4 lines and a fifth-bit line, then as Q4_K Q6_K  8 runs of 4 lines and 2 lines g of bit
+//   pairs (pair j of a byte: inputs 16g + 4j ..), scales i8 [16][16], d BF16  [16 rows][2 inputs]           F16, F32 [2
+//   inputs][16 rows]
 #include "formats.h"
 
 #include <algorithm>
@@ -50,7 +51,7 @@ struct Lane {
     void half(int at, const uint8_t* from) const { std::memcpy(tile + at + 2 * row, from, 2); }
 };
 
-// --- packing: one block (of a float format: two values) of one row ----------------------------------------------------------
+// --- packing: one block (of a float format: two values) of one row -----------------------------------------
 
 void put_nibbles(const uint8_t* quants, Lane to) {
     for (int j = 0; j < 4; j++) to.line(j, word(quants, j));
@@ -99,7 +100,8 @@ void pack_q8_0(const uint8_t* block, Lane to) {
     to.half(8 * kLine, block);
 }
 
-// The 6-bit scale and offset of run i of a Q4_K or Q5_K block: uint8 [12] holds them as headrace.quant.blocks describes.
+// The 6-bit scale and offset of run i of a Q4_K or Q5_K block: uint8 [12] holds them as headrace.quant.blocks
+// describes.
 struct Six {
     uint8_t scale, offset;
 };
@@ -148,7 +150,8 @@ void pack_q5_k(const uint8_t* block, Lane to) {
 // One run of Q6_K: its 32 nibbles are one half of `low` [32], its bit pairs stand at bit `shift` of `high` [32].
 void put_q6_run(const uint8_t* low, bool upper, const uint8_t* high, int shift, Lane to, int run) {
     const int turn = upper ? 4 : 0;
-    for (int j = 0; j < 4; j++) to.line(run * 6 + j, (word(low, j) >> turn & kLow) | (word(low, j + 4) >> turn & kLow) << 4);
+    for (int j = 0; j < 4; j++)
+        to.line(run * 6 + j, (word(low, j) >> turn & kLow) | (word(low, j + 4) >> turn & kLow) << 4);
     for (int g = 0; g < 2; g++) {
         uint32_t pairs = 0;
         for (int j = 0; j < 4; j++) pairs |= (word(high, 4 * g + j) >> shift & 0x03030303u) << 2 * j;
@@ -173,16 +176,19 @@ void pack_columns(const uint8_t* pair, Lane to) {
 
 void pack_bf16(const uint8_t* pair, Lane to) { to.line(0, get<uint32_t>(pair)); }
 
-// Rows [first, first + count) into their panels, tile by tile: a row's blocks are read in order, a tile is written at once.
+// Rows [first, first + count) into their panels, tile by tile: a row's blocks are read in order, a tile is written at
+// once.
 template <void (*Block)(const uint8_t*, Lane)>
-void pack_with(const FormatInfo& f, const uint8_t* src, size_t row_bytes, int columns, int first, int count, uint8_t* dst) {
+void pack_with(const FormatInfo& f, const uint8_t* src, size_t row_bytes, int columns, int first, int count,
+               uint8_t* dst) {
     const int step = f.tile_columns / f.block * f.block_bytes, tiles = columns / f.tile_columns;
     const size_t panel = size_t((columns + f.tile_columns - 1) / f.tile_columns) * f.tile_bytes;
     for (int row = first, last = first + count; row < last;) {
         const int stop = std::min(last, (row / kLanes + 1) * kLanes);
         uint8_t* tile = dst + row / kLanes * panel;
         for (int t = 0; t < tiles; t++, tile += f.tile_bytes)
-            for (int r = row; r < stop; r++) Block(src + size_t(r - first) * row_bytes + size_t(t) * step, {tile, r % kLanes});
+            for (int r = row; r < stop; r++)
+                Block(src + size_t(r - first) * row_bytes + size_t(t) * step, {tile, r % kLanes});
         for (int r = row; r < stop && columns % f.tile_columns; r++) {  // one value left, of a float format
             uint8_t pair[256] = {};  // as long as any block: only two values of it are used
             std::memcpy(pair, src + size_t(r - first) * row_bytes + size_t(tiles) * step, f.block_bytes);
@@ -199,7 +205,7 @@ constexpr PackRows kPack[kFormats] = {
     pack_with<pack_q4_k>,       pack_with<pack_q5_k>,       pack_with<pack_q6_k>,
 };
 
-// --- unpacking: one row of a tile into float32, one rounding an operation, in ggml's order ----------------------------------
+// --- unpacking: one row of a tile into float32, one rounding an operation, in ggml's order -----------------
 
 using UnpackTile = void (*)(const uint8_t* tile, int row, float* out);
 
@@ -342,7 +348,8 @@ size_t packed_bytes(Format format, int rows, int columns) {
     return size_t((rows + kLanes - 1) / kLanes) * panel_bytes(format, columns);
 }
 
-void pack_rows(Format format, const uint8_t* src, size_t row_bytes, int, int columns, int first, int count, uint8_t* dst) {
+void pack_rows(Format format, const uint8_t* src, size_t row_bytes, int, int columns, int first, int count,
+               uint8_t* dst) {
     kPack[static_cast<int>(format)](info(format), src, row_bytes, columns, first, count, dst);
 }
 
@@ -351,7 +358,8 @@ void unpack_row(Format format, const uint8_t* packed, int, int columns, int row,
     const UnpackTile unpack = kUnpack[static_cast<int>(format)];
     const uint8_t* tile = packed + row / kLanes * panel_bytes(format, columns);
     const int whole = columns / f.tile_columns;
-    for (int t = 0; t < whole; t++) unpack(tile + size_t(t) * f.tile_bytes, row % kLanes, out + size_t(t) * f.tile_columns);
+    for (int t = 0; t < whole; t++)
+        unpack(tile + size_t(t) * f.tile_bytes, row % kLanes, out + size_t(t) * f.tile_columns);
     if (columns % f.tile_columns) {  // one value left, of a float format
         float pair[2];
         unpack(tile + size_t(whole) * f.tile_bytes, row % kLanes, pair);

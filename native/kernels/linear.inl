@@ -1,12 +1,16 @@
-// out = x . weight, for packed weights (layouts: ../formats.cpp). Owes one float32 chain an output, over blocks (float formats:
-// inputs) in ascending order, so that no bit depends on the number of rows, on panels done together or on the instruction set.
+// out = x . weight, for packed weights (layouts: ../formats.cpp). Owes one float32 chain an output, over blocks (float
+// formats: inputs) in ascending order, so that no bit depends on the number of rows, on panels done together or on the
+// instruction set.
 //
-//   32 values a block:  isum = sum of wq * aq, exact;  acc = fma(isum - zero * asum, dw * da, acc);  affine: acc = fma(mw, sa, acc)
-//   256 values a block: total = sum over runs of scale * isum, exact;  acc = fma(total, dw * da, acc);
-//                       Q4_K, Q5_K: acc = fma(-(sum over runs of offset * asum), mw * da, acc)
-//   f32, f16:           acc = fma(w, x, acc)
-//   bf16:               inputs in pairs, the second of a pair first: acc = fma(w1, x1, acc), then fma(w0, x0, acc), denormals as
-//                       zero. This is what VDPBF16PS computes, found equal in 9.6 million random cases on Zen 4.
+//   32 values a block:   isum = sum of wq * aq, exact
+//                        acc = fma(isum - zero * asum, dw * da, acc)
+//                        affine formats: acc = fma(mw, sa, acc)
+//   256 values a block:  total = sum over runs of scale * isum, exact
+//                        acc = fma(total, dw * da, acc)
+//                        Q4_K, Q5_K: acc = fma(-(sum over runs of offset * asum), mw * da, acc)
+//   f32, f16:            acc = fma(w, x, acc)
+//   bf16:                inputs in pairs, the second of a pair first: acc = fma(w1, x1, acc), then fma(w0, x0, acc),
+//                        denormals as zero. This is what VDPBF16PS computes: equal in 9.6 million random cases, Zen 4.
 #pragma once
 
 namespace {
@@ -15,7 +19,8 @@ namespace lin {
 using headrace::Activations;
 
 // The rows of `in` from `row0` on times `panels` panels, `panel_bytes` apart.
-using TileFn = void (*)(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out, int stride);
+using TileFn = void (*)(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0,
+                        float* out, int stride);
 
 struct Tile {
     int rows;
@@ -32,7 +37,8 @@ constexpr int kAhead = 7 << 10;  // bytes of weights asked for before they are n
 #endif
 #define HR_MEMBER inline __attribute__((always_inline))
 
-template <int Bytes> HR_INLINE void prefetch_tile(const uint8_t* w) {
+template <int Bytes>
+HR_INLINE void prefetch_tile(const uint8_t* w) {
     HR_UNROLL
     for (int i = 0; i < (Bytes + kLine - 1) / kLine; i++) prefetch(w + kAhead + kLine * i);
 }
@@ -43,46 +49,64 @@ HR_INLINE int32_t int_at(const void* p) {
     return v;
 }
 
-// --- quants: line J (inputs 4J .. 4J + 3 of 16 rows) as unsigned bytes -------------------------------------------------------
+// --- quants: line J (inputs 4J .. 4J + 3 of 16 rows) as unsigned bytes -------------------------------------
 
 struct Nibbles {
     static constexpr int kBytes = 4 * kLine;
-    template <int J> HR_INLINE VB line(const uint8_t* w) {
-        if constexpr (J < 4) return low_nibbles(load_bytes(w + kLine * J));
-        else return high_nibbles(load_bytes(w + kLine * (J - 4)));
+    template <int J>
+    HR_INLINE VB line(const uint8_t* w) {
+        if constexpr (J < 4)
+            return low_nibbles(load_bytes(w + kLine * J));
+        else
+            return high_nibbles(load_bytes(w + kLine * (J - 4)));
     }
     HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_six(acc, w, a); }
 };
 
 struct Fives {
     static constexpr int kBytes = 5 * kLine;
-    template <int J> HR_INLINE VB line(const uint8_t* w) { return with_bits<4 - J>(Nibbles::line<J>(w), load_bytes(w + 4 * kLine), 0x10); }
+    template <int J>
+    HR_INLINE VB line(const uint8_t* w) {
+        return with_bits<4 - J>(Nibbles::line<J>(w), load_bytes(w + 4 * kLine), 0x10);
+    }
     HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_six(acc, w, a); }
 };
 
 struct Sixes {
     static constexpr int kBytes = 6 * kLine;
-    template <int J> HR_INLINE VB line(const uint8_t* w) { return with_bits<4 - 2 * (J % 4)>(Nibbles::line<J>(w), load_bytes(w + kLine * (4 + J / 4)), 0x30); }
+    template <int J>
+    HR_INLINE VB line(const uint8_t* w) {
+        return with_bits<4 - 2 * (J % 4)>(Nibbles::line<J>(w), load_bytes(w + kLine * (4 + J / 4)), 0x30);
+    }
     HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_six(acc, w, a); }
 };
 
 struct Eights {
     static constexpr int kBytes = 8 * kLine;
-    template <int J> HR_INLINE VB line(const uint8_t* w) { return load_bytes(w + kLine * J); }
+    template <int J>
+    HR_INLINE VB line(const uint8_t* w) {
+        return load_bytes(w + kLine * J);
+    }
     HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_eight(acc, w, a); }
 };
 
-// Dot products of one run of 32 inputs with M rows, in two halves (inputs 0 .. 15 and 16 .. 31) that the caller adds or scales.
-template <int M> struct Sums { VI first[M], second[M]; };
+// Dot products of one run of 32 inputs with M rows, in two halves (inputs 0 .. 15 and 16 .. 31) that the caller adds or
+// scales.
+template <int M>
+struct Sums {
+    VI first[M], second[M];
+};
 
-template <class Q, int J, int M> HR_INLINE void dot_line(const uint8_t* w, const int8_t* a, int stride, VI* sums) {
+template <class Q, int J, int M>
+HR_INLINE void dot_line(const uint8_t* w, const int8_t* a, int stride, VI* sums) {
     const VB q = Q::template line<J>(w);
     HR_UNROLL
     for (int m = 0; m < M; m++) sums[m] = Q::dot(sums[m], q, int_at(a + (size_t)m * stride + 4 * J));
 }
 
 // Line by line, for machines whose registers do not hold all eight lines.
-template <class Q, int M> HR_INLINE void dot_run(const uint8_t* w, const int8_t* a, int stride, Sums<M>& s) {
+template <class Q, int M>
+HR_INLINE void dot_run(const uint8_t* w, const int8_t* a, int stride, Sums<M>& s) {
     HR_UNROLL
     for (int m = 0; m < M; m++) s.first[m] = s.second[m] = zeroi();
     dot_line<Q, 0, M>(w, a, stride, s.first);
@@ -95,14 +119,18 @@ template <class Q, int M> HR_INLINE void dot_run(const uint8_t* w, const int8_t*
     dot_line<Q, 7, M>(w, a, stride, s.second);
 }
 
-struct Lines { VB q[8]; };
+struct Lines {
+    VB q[8];
+};
 
-template <class Q> HR_INLINE Lines lines_of(const uint8_t* w) {
+template <class Q>
+HR_INLINE Lines lines_of(const uint8_t* w) {
     return {{Q::template line<0>(w), Q::template line<1>(w), Q::template line<2>(w), Q::template line<3>(w),
              Q::template line<4>(w), Q::template line<5>(w), Q::template line<6>(w), Q::template line<7>(w)}};
 }
 
-template <class Q> HR_INLINE VI dot_half(const VB* q, const int8_t* a, VI sum) {
+template <class Q>
+HR_INLINE VI dot_half(const VB* q, const int8_t* a, VI sum) {
     HR_UNROLL
     for (int j = 0; j < 4; j++) sum = Q::dot(sum, q[j], int_at(a + 4 * j));
     return sum;
@@ -111,21 +139,27 @@ template <class Q> HR_INLINE VI dot_half(const VB* q, const int8_t* a, VI sum) {
 // The quant 2^shift stands for zero; kNoZero: quants are meant as they are.
 constexpr int kNoZero = -1, kEightsZero = kEightsCentred ? kNoZero : 7;
 
-// --- 32 values a block ---------------------------------------------------------------------------------------------------------
+// --- 32 values a block -------------------------------------------------------------------------------------
 
-template <class Quants, int ZeroShift, bool IsAffine> struct Block32 {
+template <class Quants, int ZeroShift, bool IsAffine>
+struct Block32 {
     using Q = Quants;
     static constexpr int kZeroShift = ZeroShift;
     static constexpr bool kAffine = IsAffine;
     static constexpr int kBytes = Q::kBytes + (IsAffine ? 64 : 32);
 };
 
-template <class F> HR_INLINE VI without_zero(VI sum, const int32_t* activations) {
-    if constexpr (F::kZeroShift == kNoZero) return sum;
-    else return sum - shl<F::kZeroShift>(seti(*activations));
+template <class F>
+HR_INLINE VI without_zero(VI sum, const int32_t* activations) {
+    if constexpr (F::kZeroShift == kNoZero)
+        return sum;
+    else
+        return sum - shl<F::kZeroShift>(seti(*activations));
 }
 
-template <class F, int M> void tile32(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out, int stride) {
+template <class F, int M>
+void tile32(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out,
+            int stride) {
     const int8_t* q = in.q32 + (size_t)row0 * in.q_stride;
     const size_t scales = (size_t)row0 * in.blocks_stride;
     const float *da = in.d32 + scales, *sa = in.s32 + scales;
@@ -164,10 +198,11 @@ template <class F, int M> void tile32(const uint8_t* w, size_t panel_bytes, int 
     }
 }
 
-// --- 256 values a block --------------------------------------------------------------------------------------------------------
+// --- 256 values a block ------------------------------------------------------------------------------------
 
 // Q4_K, Q5_K: an unsigned scale and an offset for each run of 32.
-template <class Quants> struct Block256Affine {
+template <class Quants>
+struct Block256Affine {
     using Q = Quants;
     static constexpr int kScales = 8 * Q::kBytes, kBytes = kScales + 256 + 64;
 
@@ -177,13 +212,17 @@ template <class Quants> struct Block256Affine {
         HR_MEMBER Scale(const uint8_t* tile, int s) : v(load_u8(tile + kScales + 16 * s)) {}
         HR_MEMBER VI apply(VI first, VI second, const int32_t*) const { return (first + second) * v; }
     };
-    template <int M> HR_INLINE void finish(const uint8_t* tile, const VI* total, const float* da, const int16_t* sums, int bs, int b, VF* acc) {
-        const VF least = load_half((const uint16_t*)(tile + kScales + 256)), d = load_half((const uint16_t*)(tile + kScales + 288));
+    template <int M>
+    HR_INLINE void finish(const uint8_t* tile, const VI* total, const float* da, const int16_t* sums, int bs, int b,
+                          VF* acc) {
+        const VF least = load_half((const uint16_t*)(tile + kScales + 256)),
+                 d = load_half((const uint16_t*)(tile + kScales + 288));
         HR_UNROLL
         for (int m = 0; m < M; m++) {
             VI low = zeroi();
             HR_UNROLL
-            for (int i = 0; i < 4; i++) low = dot2(low, widen_u8(tile + kScales + 128 + 32 * i), int_at(sums + m * bs + 8 * b + 2 * i));
+            for (int i = 0; i < 4; i++)
+                low = dot2(low, widen_u8(tile + kScales + 128 + 32 * i), int_at(sums + m * bs + 8 * b + 2 * i));
             const VF s = set1(da[m * bs + b]);
             acc[m] = fma(to_float(total[m]), d * s, acc[m]);
             acc[m] = fnma(to_float(low), least * s, acc[m]);
@@ -198,17 +237,25 @@ struct Block256Signed {
 
     struct Scale {
         VI first, second;
-        HR_MEMBER Scale(const uint8_t* tile, int s) : first(load_s8((const int8_t*)tile + kScales + 32 * s)), second(load_s8((const int8_t*)tile + kScales + 32 * s + 16)) {}
-        HR_MEMBER VI apply(VI a, VI b, const int32_t* sums) const { return (a - shl<5>(seti(sums[0]))) * first + (b - shl<5>(seti(sums[1]))) * second; }
+        HR_MEMBER Scale(const uint8_t* tile, int s)
+            : first(load_s8((const int8_t*)tile + kScales + 32 * s)),
+              second(load_s8((const int8_t*)tile + kScales + 32 * s + 16)) {}
+        HR_MEMBER VI apply(VI a, VI b, const int32_t* sums) const {
+            return (a - shl<5>(seti(sums[0]))) * first + (b - shl<5>(seti(sums[1]))) * second;
+        }
     };
-    template <int M> HR_INLINE void finish(const uint8_t* tile, const VI* total, const float* da, const int16_t*, int bs, int b, VF* acc) {
+    template <int M>
+    HR_INLINE void finish(const uint8_t* tile, const VI* total, const float* da, const int16_t*, int bs, int b,
+                          VF* acc) {
         const VF d = load_half((const uint16_t*)(tile + kScales + 256));
         HR_UNROLL
         for (int m = 0; m < M; m++) acc[m] = fma(to_float(total[m]), d * set1(da[m * bs + b]), acc[m]);
     }
 };
 
-template <class F, int M> void tile256(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out, int stride) {
+template <class F, int M>
+void tile256(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out,
+             int stride) {
     using Q = typename F::Q;
     const int bs = in.blocks_stride, blocks = columns / 256;
     const int8_t* q = in.q256 + (size_t)row0 * in.q_stride;
@@ -235,13 +282,15 @@ template <class F, int M> void tile256(const uint8_t* w, size_t panel_bytes, int
                 HR_UNROLL
                 for (int m = 0; m < M; m++) {
                     const int8_t* am = a + (size_t)m * in.q_stride;
-                    total[m] = total[m] + scale.apply(dot_half<Q>(l.q, am, zeroi()), dot_half<Q>(l.q + 4, am + 16, zeroi()), sums + 2 * m * bs);
+                    total[m] = total[m] + scale.apply(dot_half<Q>(l.q, am, zeroi()),
+                                                      dot_half<Q>(l.q + 4, am + 16, zeroi()), sums + 2 * m * bs);
                 }
 #else
                 Sums<M> d;
                 dot_run<Q, M>(run, a, in.q_stride, d);
                 HR_UNROLL
-                for (int m = 0; m < M; m++) total[m] = total[m] + scale.apply(d.first[m], d.second[m], sums + 2 * m * bs);
+                for (int m = 0; m < M; m++)
+                    total[m] = total[m] + scale.apply(d.first[m], d.second[m], sums + 2 * m * bs);
 #endif
             }
             F::template finish<M>(t, total, da, sum32, bs, b, acc);
@@ -251,7 +300,7 @@ template <class F, int M> void tile256(const uint8_t* w, size_t panel_bytes, int
     }
 }
 
-// --- floats: P panels at once, so that P * M chains are in flight ----------------------------------------------------------------
+// --- floats: P panels at once, so that P * M chains are in flight ------------------------------------------
 
 struct Single {
     static constexpr int kStep = 64;  // bytes of a panel a step
@@ -270,10 +319,14 @@ struct Half : Single {
 };
 
 struct Brain {
-    struct Pair { uint16_t v[2]; };
+    struct Pair {
+        uint16_t v[2];
+    };
     static constexpr int kStep = 64;
     HR_INLINE int steps(int columns) { return (columns + 1) / 2; }
-    HR_INLINE const Pair* row(const Activations& in, int r) { return (const Pair*)(in.bf16 + (size_t)r * in.bf16_stride); }
+    HR_INLINE const Pair* row(const Activations& in, int r) {
+        return (const Pair*)(in.bf16 + (size_t)r * in.bf16_stride);
+    }
     HR_INLINE size_t stride(const Activations& in) { return in.bf16_stride / 2; }
     using W = VB;
     static constexpr bool kWide = false;  // two operations a step: addresses cost less than they would elsewhere
@@ -281,30 +334,31 @@ struct Brain {
     HR_INLINE VF step(VF acc, W w, Pair x) { return dot_pairs(acc, w, (uint32_t)int_at(&x)); }
 };
 
-template <class F, int P, int M> HR_INLINE void float_panels(const uint8_t* w, size_t panel_bytes, int columns, const Activations& in, int row0, float* out, int stride) {
+template <class F, int P, int M>
+HR_INLINE void float_panels(const uint8_t* w, size_t panel_bytes, int columns, const Activations& in, int row0,
+                            float* out, int stride) {
     const auto* x = F::row(in, row0);
     const size_t xs = F::stride(in);
     VF acc[P][M];
     HR_UNROLL
-    for (int p = 0; p < P; p++)
+    for (int p = 0; p < P; p++) HR_UNROLL
+    for (int m = 0; m < M; m++) acc[p][m] = zero();
+    for (int k = 0, n = F::steps(columns); k < n; k++, w += F::kStep) HR_UNROLL
+    for (int p = 0; p < P; p++) {
+        prefetch(w + p * panel_bytes + kAhead / 4);
+        const typename F::W v = F::weight(w + p * panel_bytes);
         HR_UNROLL
-        for (int m = 0; m < M; m++) acc[p][m] = zero();
-    for (int k = 0, n = F::steps(columns); k < n; k++, w += F::kStep)
-        HR_UNROLL
-        for (int p = 0; p < P; p++) {
-            prefetch(w + p * panel_bytes + kAhead / 4);
-            const typename F::W v = F::weight(w + p * panel_bytes);
-            HR_UNROLL
-            for (int m = 0; m < M; m++) acc[p][m] = F::step(acc[p][m], v, x[m * xs + k]);
-        }
+        for (int m = 0; m < M; m++) acc[p][m] = F::step(acc[p][m], v, x[m * xs + k]);
+    }
     HR_UNROLL
-    for (int p = 0; p < P; p++)
-        HR_UNROLL
-        for (int m = 0; m < M; m++) store(out + (size_t)m * stride + 16 * p, acc[p][m]);
+    for (int p = 0; p < P; p++) HR_UNROLL
+    for (int m = 0; m < M; m++) store(out + (size_t)m * stride + 16 * p, acc[p][m]);
 }
 
-// Many rows: eight steps of weights stay in registers while each row goes through them, so that a row's address is found once.
-template <class F, int M> HR_INLINE void float_panel(const uint8_t* w, int columns, const Activations& in, int row0, float* out, int stride) {
+// Many rows: eight steps of weights stay in registers while each row goes through them, so that a row's address is
+// found once.
+template <class F, int M>
+HR_INLINE void float_panel(const uint8_t* w, int columns, const Activations& in, int row0, float* out, int stride) {
     constexpr int kSteps = 8;
     const auto* x = F::row(in, row0);
     const size_t xs = F::stride(in);
@@ -336,49 +390,84 @@ template <class F, int M> HR_INLINE void float_panel(const uint8_t* w, int colum
     for (int m = 0; m < M; m++) store(out + (size_t)m * stride, acc[m]);
 }
 
-template <class F, int M> void tile_float(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out, int stride) {
+template <class F, int M>
+void tile_float(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0,
+                float* out, int stride) {
     const FlushDenormals flush;
     int p = 0;
     if constexpr (M <= 5 || !F::kWide) {
         constexpr int P = M <= 5 ? 4 : M <= 8 ? 2 : 1;
-        for (; p + P <= panels; p += P) float_panels<F, P, M>(w + p * panel_bytes, panel_bytes, columns, in, row0, out + 16 * p, stride);
-        for (; p < panels; p++) float_panels<F, 1, M>(w + p * panel_bytes, panel_bytes, columns, in, row0, out + 16 * p, stride);
+        for (; p + P <= panels; p += P)
+            float_panels<F, P, M>(w + p * panel_bytes, panel_bytes, columns, in, row0, out + 16 * p, stride);
+        for (; p < panels; p++)
+            float_panels<F, 1, M>(w + p * panel_bytes, panel_bytes, columns, in, row0, out + 16 * p, stride);
     } else {
         for (; p < panels; p++) float_panel<F, M>(w + p * panel_bytes, columns, in, row0, out + 16 * p, stride);
     }
 }
 
-// --- all rows of a call ------------------------------------------------------------------------------------------------------------
+// --- all rows of a call ------------------------------------------------------------------------------------
 
 // The tile sizes of an instruction set, largest first; each table ends with one row.
 #if defined(HEADRACE_AVX512)
 constexpr int kRowTile = 16;
-#define HR_TILES(fn, F) {{16, fn<F, 16>}, {12, fn<F, 12>}, {8, fn<F, 8>}, {6, fn<F, 6>}, {5, fn<F, 5>}, {4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, {1, fn<F, 1>}}
-#define HR_TILES_SMALL(fn, F) {{8, fn<F, 8>}, {6, fn<F, 6>}, {5, fn<F, 5>}, {4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, {1, fn<F, 1>}}
+#define HR_TILES(fn, F)                                                                                              \
+    {                                                                                                                \
+        {16, fn<F, 16>}, {12, fn<F, 12>}, {8, fn<F, 8>}, {6, fn<F, 6>}, {5, fn<F, 5>}, {4, fn<F, 4>}, {3, fn<F, 3>}, \
+            {2, fn<F, 2>}, {                                                                                         \
+            1, fn<F, 1>                                                                                              \
+        }                                                                                                            \
+    }
+#define HR_TILES_SMALL(fn, F)                                                                                     \
+    {                                                                                                             \
+        {8, fn<F, 8>}, {6, fn<F, 6>}, {5, fn<F, 5>}, {4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, { 1, fn<F, 1> } \
+    }
 #elif defined(HEADRACE_AVX2)
 constexpr int kRowTile = 4;
-#define HR_TILES(fn, F) {{4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, {1, fn<F, 1>}}
+#define HR_TILES(fn, F)                                              \
+    {                                                                \
+        {4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, { 1, fn<F, 1> } \
+    }
 #define HR_TILES_SMALL HR_TILES
 #else
 constexpr int kRowTile = 1;
-#define HR_TILES(fn, F) {{1, fn<F, 1>}}
+#define HR_TILES(fn, F) \
+    {                   \
+        {               \
+            1, fn<F, 1> \
+        }               \
+    }
 #define HR_TILES_SMALL HR_TILES
 #endif
 
-template <class F> struct Rows32 { static constexpr Tile kTiles[] = HR_TILES(tile32, F); static constexpr int kGroup = 1; };
-template <class F> struct Rows256 { static constexpr Tile kTiles[] = HR_TILES_SMALL(tile256, F); static constexpr int kGroup = 1; };
-template <class F> struct RowsFloat { static constexpr Tile kTiles[] = HR_TILES(tile_float, F); static constexpr int kGroup = 4; };
+template <class F>
+struct Rows32 {
+    static constexpr Tile kTiles[] = HR_TILES(tile32, F);
+    static constexpr int kGroup = 1;
+};
+template <class F>
+struct Rows256 {
+    static constexpr Tile kTiles[] = HR_TILES_SMALL(tile256, F);
+    static constexpr int kGroup = 1;
+};
+template <class F>
+struct RowsFloat {
+    static constexpr Tile kTiles[] = HR_TILES(tile_float, F);
+    static constexpr int kGroup = 4;
+};
 
 // Panels outside, tiles of rows inside: a panel comes from memory once and from the cache for every further tile.
 template <class Rows, headrace::Format Which>
-void linear(const uint8_t* packed, int panels, int columns, const Activations& in, int row0, int rows, float* out, int stride) {
+void linear(const uint8_t* packed, int panels, int columns, const Activations& in, int row0, int rows, float* out,
+            int stride) {
     const size_t bytes = headrace::panel_bytes(Which, columns);
     for (int p = 0; p < panels; p += Rows::kGroup) {
         const int group = panels - p < Rows::kGroup ? panels - p : Rows::kGroup;
         const Tile* tile = Rows::kTiles;
         for (int r = 0; r < rows; r += tile->rows) {
             while (tile->rows > rows - r) tile++;
-            tile->run(packed + p * bytes, bytes, group, columns, in, row0 + r, out + (size_t)r * stride + 16 * p, stride);
+            tile->run(packed + p * bytes, bytes, group, columns, in, row0 + r, out + (size_t)r * stride + 16 * p,
+                      stride);
         }
     }
 }

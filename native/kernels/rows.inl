@@ -1,5 +1,5 @@
-// What is done to one row at a time: norm, preparation of a linear's input, activations, rope, exp. Sums run in 16 lanes joined
-// by one tree; everything else is lane by lane, so a row's tail is computed exactly like its middle.
+// What is done to one row at a time: norm, preparation of a linear's input, activations, rope, exp. Sums run in 16
+// lanes joined by one tree; everything else is lane by lane, so a row's tail is computed exactly like its middle.
 #pragma once
 
 namespace {
@@ -10,20 +10,24 @@ using headrace::Activations;
 
 HR_INLINE VF load_part(const float* p, int n) { return n >= 16 ? load(p) : load_some(p, n, 0.0f); }
 HR_INLINE void store_part(float* p, VF a, int n) {
-    if (n >= 16) store(p, a);
-    else store_some(p, a, n);
+    if (n >= 16)
+        store(p, a);
+    else
+        store_some(p, a, n);
 }
 
 // out[i] = f(x[i]); y may be x.
-template <class F> HR_INLINE void each(const float* x, int n, float* out, F f) {
+template <class F>
+HR_INLINE void each(const float* x, int n, float* out, F f) {
     for (int i = 0; i < n; i += 16) store_part(out + i, f(load_part(x + i, n - i)), n - i);
 }
 
-template <class F> HR_INLINE void each_pair(const float* x, const float* y, int n, float* out, F f) {
+template <class F>
+HR_INLINE void each_pair(const float* x, const float* y, int n, float* out, F f) {
     for (int i = 0; i < n; i += 16) store_part(out + i, f(load_part(x + i, n - i), load_part(y + i, n - i)), n - i);
 }
 
-// --- norm ----------------------------------------------------------------------------------------------------------------------
+// --- norm --------------------------------------------------------------------------------------------------
 
 static void norm(const float* x, const float* weight, int n, float eps, float* out) {
     VF squares = zero();
@@ -36,23 +40,22 @@ static void norm(const float* x, const float* weight, int n, float eps, float* o
     each_pair(x, weight, n, out, [r](VF v, VF w) { return v * r * w; });
 }
 
-// --- preparation of a linear's input ---------------------------------------------------------------------------------------------
+// --- preparation of a linear's input -----------------------------------------------------------------------
 
-// NaN if any of the values is NaN or infinite, else a zero: added to a block's scale, it makes them visible in every output.
+// NaN where a value is NaN or infinite, else a zero.
 HR_INLINE VF taint(VF x) { return x * zero(); }
 
-// A block's scale and its inverse. Values below 2^-120 count as zero: the inverse of their scale would overflow.
+// A block's scale and its inverse. Values below 2^-120 count as zero: the inverse of their scale would overflow. A NaN
+// scale makes what was not finite visible in every output; its quants are zeros.
 struct Scale {
     float d, inverse;
 };
 HR_INLINE Scale scale_of(float amax, VF tainted) {
-    if (amax < 0x1p-120f) amax = 0.0f;
-    const float d = amax / 127.0f + sum_lanes(tainted);
-    return {d, d > 0.0f && amax > 0.0f ? 127.0f / amax : 0.0f};  // NaN: no quants
+    if (any_nan(tainted)) return {__builtin_nanf(""), 0.0f};
+    if (amax < 0x1p-120f) return {0.0f, 0.0f};
+    return {amax / 127.0f, 127.0f / amax};
 }
-HR_INLINE VI quantize(VF x, Scale s) {
-    return s.inverse > 0.0f ? round_int(x * set1(s.inverse)) : zeroi();
-}
+HR_INLINE VI quantize(VF x, Scale s) { return s.inverse > 0.0f ? round_int(x * set1(s.inverse)) : zeroi(); }
 
 static void quantize32(const float* x, int n, int row, const Activations& to) {
     int8_t* q = (int8_t*)to.q32 + (size_t)row * to.q_stride;
@@ -118,7 +121,7 @@ static void prepare(const float* x, int row, const ActivationBuffers& buffers) {
     if (buffers.want_bf16) round_bf16(x, to.columns, row, to);
 }
 
-// --- activations -------------------------------------------------------------------------------------------------------------------
+// --- activations -------------------------------------------------------------------------------------------
 
 // x / (1 + exp(-k)): x times the logistic of k
 HR_INLINE VF times_logistic(VF x, VF k) { return x / (set1(1.0f) + exp(zero() - k)); }
@@ -181,7 +184,7 @@ static void exp_each(const float* x, int n, float* out) {
     each(x, n, out, [](VF v) { return exp(v); });
 }
 
-// --- rope --------------------------------------------------------------------------------------------------------------------------
+// --- rope --------------------------------------------------------------------------------------------------
 
 static void rope(float* x, int heads, int head_dim, int rotary, const float* cos, const float* sin) {
     const int half = rotary / 2;
