@@ -19,8 +19,7 @@ from conftest import golden
 from headrace.cli.flags import whole
 from headrace.cli.terminal import visible
 
-ROOT = Path(__file__).parents[2]
-ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
+ENV = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
 REFERENCE = ["--backend", "reference", "--max-model-len", "512"]
 
 

@@ -22,7 +22,6 @@ import pytest
 
 from conftest import golden
 
-ROOT = Path(__file__).parents[2]
 LONG: dict[str, Any] = {"max_tokens": 1500, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
@@ -42,8 +41,7 @@ class Server:
             "reference",
             *flags,
         ]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.lines: list[str] = []
         self._ready = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
@@ -236,7 +234,6 @@ def test_a_port_in_use_is_said_before_the_model_is_loaded(server: Server) -> Non
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     assert again.returncode == 1
     assert again.stderr.strip() == (
@@ -306,7 +303,6 @@ def test_a_bad_model_is_one_line(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1].startswith("headrace: ")
