@@ -1,5 +1,7 @@
 // Attention over pages: what a kernel is given for one split of one sequence and one kv head.
-// A page of a kv head: K [head_dim / 2][32 tokens][2] bf16, then V [32 tokens][head_dim, padded to 16] bf16.
+// A page of a kv head: K [head_dim][32 tokens] f16, then V [32 tokens][head_dim, padded to 16] f16. Of the two-byte
+// formats f16 keeps three more bits than bf16, which shows in logits (docs/log.md); what exceeds 65504 becomes
+// infinite, and shows in the row's status.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,18 +22,18 @@ static constexpr size_t head_page_bytes(int head_dim) {
 // rows: 1 to kTileRows query rows of one sequence. Row r sees the positions lo[r] .. hi[r] - 1; a row that sees none
 // of this split's gets weight 0 and is left out of the merge by the caller.
 struct AttendSplit {
-    const uint8_t* cache;    // this kv head's part of page 0
-    size_t page_stride;      // bytes from a page to the next
-    const int32_t* pages;    // the sequence's page table
-    int split;               // positions 256 * split .. 256 * split + 255
+    const uint8_t* cache;  // this kv head's part of page 0
+    size_t page_stride;    // bytes from a page to the next
+    const int32_t* pages;  // the sequence's page table
+    int split;             // positions 256 * split .. 256 * split + 255
     int rows;
-    int head_dim;            // even, at most kMaxHeadDim
-    float scale, softcap;    // softcap 0: none
+    int head_dim;          // even, at most kMaxHeadDim
+    float scale, softcap;  // softcap 0: none
     const float* q[kTileRows];
     int lo[kTileRows], hi[kTileRows];
-    float* out;              // [rows][value_width(head_dim)]  sum over the keys of exp(score - max) * v
-    float* max;              // [rows]  largest score
-    float* sum;              // [rows]  sum of exp(score - max)
+    float* out;  // [rows][value_width(head_dim)]  sum over the keys of exp(score - max) * v
+    float* max;  // [rows]  largest score
+    float* sum;  // [rows]  sum of exp(score - max)
 };
 
 }  // namespace headrace

@@ -1,7 +1,8 @@
-// Python's view of packed weights and of single kernels (the latter for tests and benchmarks: a step runs a plan instead).
-// Owes checks of every shape, type and number that a caller can get wrong, so that the kernels need none.
+// Python's view of packed weights and of single kernels (the latter for tests and benchmarks: a step runs a plan
+// instead). Owes checks of every shape, type and number that a caller can get wrong, so that the kernels need none.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -101,13 +102,15 @@ struct Prepared {
     }
 
     void fill(const KernelTable& k) {
-        for (int r = 0, n = static_cast<int>(rows()); r < n; r++) k.prepare(buffers.view.f32 + size_t(r) * buffers.view.columns, r, buffers);
+        for (int r = 0, n = static_cast<int>(rows()); r < n; r++)
+            k.prepare(buffers.view.f32 + size_t(r) * buffers.view.columns, r, buffers);
     }
     size_t rows() const { return d.size() / buffers.view.blocks_stride; }
 };
 
 int size_of(size_t n, const char* what) {
-    check(n >= 1 && n <= size_t(1) << 26, std::string(what) + " must be 1 to " + text(size_t(1) << 26) + ", not " + text(n));
+    check(n >= 1 && n <= size_t(1) << 26,
+          std::string(what) + " must be 1 to " + text(size_t(1) << 26) + ", not " + text(n));
     return static_cast<int>(n);
 }
 
@@ -130,12 +133,14 @@ std::vector<std::string> formats() {
     return names;
 }
 
-// --- packed weights --------------------------------------------------------------------------------------------------------------
+// --- packed weights ----------------------------------------------------------------------------------------
 
 void pack(Packed& p, int first, Rows rows) {
-    check(rows.shape(1) == p.row_bytes(),
-          std::string("a row of ") + info(p.format()).name + " [" + std::to_string(p.columns()) + "] has " + text(p.row_bytes()) + " bytes, not " + text(rows.shape(1)));
-    check(rows.shape(0) <= size_t(p.rows()), "there are " + std::to_string(p.rows()) + " rows to pack, not " + text(rows.shape(0)));
+    check(rows.shape(1) == p.row_bytes(), std::string("a row of ") + info(p.format()).name + " [" +
+                                              std::to_string(p.columns()) + "] has " + text(p.row_bytes()) +
+                                              " bytes, not " + text(rows.shape(1)));
+    check(rows.shape(0) <= size_t(p.rows()),
+          "there are " + std::to_string(p.rows()) + " rows to pack, not " + text(rows.shape(0)));
     const uint8_t* src = rows.data();
     const int count = static_cast<int>(rows.shape(0));
     nb::gil_scoped_release release;
@@ -148,14 +153,16 @@ Out1<float> unpack(const Packed& p, int row) {
     return out.out();
 }
 
-// --- kernels, one at a time ------------------------------------------------------------------------------------------------------
+// --- kernels, one at a time --------------------------------------------------------------------------------
 
 Out2<float> linear_of(const std::string& isa, const Packed& p, Matrix x, int first_panel, int panels) {
     const KernelTable& k = table(isa);
     const int rows = size_of(x.shape(0), "rows of x");
-    check(x.shape(1) == size_t(p.columns()), "x has " + text(x.shape(1)) + " columns, the weight " + std::to_string(p.columns()));
+    check(x.shape(1) == size_t(p.columns()),
+          "x has " + text(x.shape(1)) + " columns, the weight " + std::to_string(p.columns()));
     if (panels < 0) panels = p.panels() - first_panel;
-    check(first_panel >= 0 && panels >= 1 && first_panel + panels <= p.panels(), "the weight has panels 0 to " + std::to_string(p.panels() - 1));
+    check(first_panel >= 0 && panels >= 1 && first_panel + panels <= p.panels(),
+          "the weight has panels 0 to " + std::to_string(p.panels() - 1));
     Prepared in(info(p.format()).input, x.data(), rows, p.columns());
     const int wanted = std::min(p.rows() - 16 * first_panel, 16 * panels);
     Array2<float> out(rows, wanted);
@@ -163,9 +170,11 @@ Out2<float> linear_of(const std::string& isa, const Packed& p, Matrix x, int fir
     {
         nb::gil_scoped_release release;
         in.fill(k);
-        k.linear[static_cast<int>(p.format())](p.panel(first_panel), panels, p.columns(), in.buffers.view, 0, rows, padded.data(), 16 * panels);
+        k.linear[static_cast<int>(p.format())](p.panel(first_panel), panels, p.columns(), in.buffers.view, 0, rows,
+                                               padded.data(), 16 * panels);
     }
-    for (int r = 0; r < rows; r++) std::copy_n(padded.data() + size_t(r) * 16 * panels, wanted, out.data + size_t(r) * wanted);
+    for (int r = 0; r < rows; r++)
+        std::copy_n(padded.data() + size_t(r) * 16 * panels, wanted, out.data + size_t(r) * wanted);
     return out.out();
 }
 
@@ -188,7 +197,8 @@ Arrays prepare(const std::string& isa, const std::string& kind, Matrix x) {
     const Input input = input_named(kind);
     check(input != Input::F32, "an f32 input needs no preparation");
     const int n = size_of(x.shape(0), "rows of x"), columns = size_of(x.shape(1), "columns of x");
-    check(input != Input::Q256 || columns % 256 == 0, "q256 needs whole blocks of 256 columns, not " + std::to_string(columns));
+    check(input != Input::Q256 || columns % 256 == 0,
+          "q256 needs whole blocks of 256 columns, not " + std::to_string(columns));
     Prepared in(input, x.data(), n, columns);
     in.fill(table(isa));
     const Activations& v = in.buffers.view;
@@ -218,7 +228,10 @@ Out1<float> made(Floats x, F f) {
     return out.out();
 }
 
-void same_size(Floats x, Floats y) { check(x.size() == y.size(), "the arrays have " + text(x.size()) + " and " + text(y.size()) + " values; they must be as long"); }
+void same_size(Floats x, Floats y) {
+    check(x.size() == y.size(),
+          "the arrays have " + text(x.size()) + " and " + text(y.size()) + " values; they must be as long");
+}
 
 Out1<float> norm(const std::string& isa, Floats x, Floats weight, float eps) {
     same_size(x, weight);
@@ -227,7 +240,8 @@ Out1<float> norm(const std::string& isa, Floats x, Floats weight, float eps) {
 
 Out1<float> glu(const std::string& isa, Floats gate, Floats up, int activation) {
     same_size(gate, up);
-    check(activation >= 0 && activation <= 2, "activation is 0 (silu), 1 (gelu, tanh form) or 2 (gelu, erf form), not " + std::to_string(activation));
+    check(activation >= 0 && activation <= 2,
+          "activation is 0 (silu), 1 (gelu, tanh form) or 2 (gelu, erf form), not " + std::to_string(activation));
     return made(gate, [&](const float* p, int n, float* out) { table(isa).glu(p, up.data(), n, activation, out); });
 }
 
@@ -251,7 +265,8 @@ Out1<float> exp_of(const std::string& isa, Floats x) {
 Out2<float> rope(const std::string& isa, Matrix x, Floats cos, Floats sin) {
     same_size(cos, sin);
     const int heads = size_of(x.shape(0), "the number of heads"), head_dim = size_of(x.shape(1), "head_dim");
-    check(2 * cos.size() <= x.shape(1), "cos has " + text(cos.size()) + " angles, a head of " + text(x.shape(1)) + " values at most " + text(x.shape(1) / 2));
+    check(2 * cos.size() <= x.shape(1), "cos has " + text(cos.size()) + " angles, a head of " + text(x.shape(1)) +
+                                            " values at most " + text(x.shape(1) / 2));
     Array2<float> out(x.shape(0), x.shape(1));
     std::copy_n(x.data(), x.size(), out.data);
     table(isa).rope(out.data, heads, head_dim, static_cast<int>(2 * cos.size()), cos.data(), sin.data());
@@ -262,8 +277,10 @@ Out2<float> rope(const std::string& isa, Matrix x, Floats cos, Floats sin) {
 double time_linear(const std::string& isa, const Packed& p, Matrix x, int panels, int repeats) {
     const KernelTable& k = table(isa);
     const int rows = size_of(x.shape(0), "rows of x");
-    check(x.shape(1) == size_t(p.columns()), "x has " + text(x.shape(1)) + " columns, the weight " + std::to_string(p.columns()));
-    check(panels >= 1 && panels <= p.panels() && repeats >= 1, "panels must be 1 to " + std::to_string(p.panels()) + ", repeats at least 1");
+    check(x.shape(1) == size_t(p.columns()),
+          "x has " + text(x.shape(1)) + " columns, the weight " + std::to_string(p.columns()));
+    check(panels >= 1 && panels <= p.panels() && repeats >= 1,
+          "panels must be 1 to " + std::to_string(p.panels()) + ", repeats at least 1");
     Prepared in(info(p.format()).input, x.data(), rows, p.columns());
     in.fill(k);
     std::vector<float> out(size_t(rows) * 16 * panels);
@@ -271,7 +288,8 @@ double time_linear(const std::string& isa, const Packed& p, Matrix x, int panels
     double best = 1e30;
     for (int i = 0; i < repeats; i++) {
         const auto start = std::chrono::steady_clock::now();
-        k.linear[static_cast<int>(p.format())](p.panel(0), panels, p.columns(), in.buffers.view, 0, rows, out.data(), 16 * panels);
+        k.linear[static_cast<int>(p.format())](p.panel(0), panels, p.columns(), in.buffers.view, 0, rows, out.data(),
+                                               16 * panels);
         best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
     return best;
@@ -283,11 +301,25 @@ void bind_kernels(nb::module_& m) {
     m.def("isa_names", &isa_names, "Instruction sets that this machine can run, best first.");
     m.def("formats", &formats, "Names of the weight formats that can be packed.");
 
+    nb::class_<Room>(
+        m, "Room",
+        "One stretch of memory for many packed matrices, in the order in which they are made. Takes no memory until "
+        "they are packed.")
+        .def(nb::init<size_t>(), "bytes"_a);
+
     nb::class_<Packed>(m, "Packed", "A matrix [rows, columns] in panels of 16 rows, as the kernels read it.")
-        .def("__init__", [](Packed* self, const std::string& format, int rows, int columns) { new (self) Packed(format_named(format.c_str()), rows, columns); },
-             "format"_a, "rows"_a, "columns"_a, "All zeros at first. ValueError: unknown format, sizes that cannot be, columns that are no whole blocks.")
+        .def(
+            "__init__",
+            [](Packed* self, const std::string& format, int rows, int columns, std::shared_ptr<Room> room) {
+                new (self) Packed(format_named(format.c_str()), rows, columns, std::move(room));
+            },
+            "format"_a, "rows"_a, "columns"_a, "room"_a = nb::none(),
+            "All zeros at first. room: where it lies, or memory of its own. ValueError: unknown format, sizes that "
+            "cannot be, "
+            "columns that are no whole blocks. MemoryError: the room is full.")
         .def("pack", &pack, "first"_a, "rows"_a.noconvert(),
-             "Packs uint8 [n, row bytes], blocks as in the file, as rows first .. first + n - 1. May run in several threads at once\n"
+             "Packs uint8 [n, row bytes], blocks as in the file, as rows first .. first + n - 1. May run in several "
+             "threads at once\n"
              "for different rows. ValueError: wrong row size; IndexError: rows outside the matrix.")
         .def("unpack_row", &unpack, "row"_a, "Row `row` as float32 [columns], exactly.")
         .def_prop_ro("format", [](const Packed& p) { return std::string(info(p.format()).name); })
@@ -298,18 +330,24 @@ void bind_kernels(nb::module_& m) {
         .def_prop_ro("nbytes", &Packed::nbytes, "Bytes of the packed matrix.");
 
     m.def("linear", &linear_of, "isa"_a, "packed"_a, "x"_a.noconvert(), "first_panel"_a = 0, "panels"_a = -1,
-          "x float32 [M, columns] times the weight's panels (all, unless said): float32 [M, rows]. Prepares x as the format asks.");
+          "x float32 [M, columns] times the weight's panels (all, unless said): float32 [M, rows]. Prepares x as the "
+          "format asks.");
     m.def("time_linear", &time_linear, "isa"_a, "packed"_a, "x"_a.noconvert(), "panels"_a, "repeats"_a,
-          "Seconds that x float32 [M, columns] times the first `panels` panels takes, preparation apart: the best of `repeats`.");
+          "Seconds that x float32 [M, columns] times the first `panels` panels takes, preparation apart: the best of "
+          "`repeats`.");
     m.def("prepare", &prepare, "isa"_a, "kind"_a, "x"_a.noconvert(),
-          "A linear's input as kernels read it. kind bf16: {bf16 uint16 [M, even K]}; q32: {q int8 [M, K], d, sum, s [M, K/32]};\n"
+          "A linear's input as kernels read it. kind bf16: {bf16 uint16 [M, even K]}; q32: {q int8 [M, K], d, sum, s "
+          "[M, K/32]};\n"
           "q256: {q int8 [M, K], d [M, K/256], sum16 [M, K/16], sum32 [M, K/32]}.");
-    m.def("norm", &norm, "isa"_a, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a, "x / sqrt(mean(x^2) + eps) * weight, float32 [n].");
-    m.def("glu", &glu, "isa"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "activation"_a, "act(gate) * up; 0 silu, 1 gelu (tanh form), 2 gelu (erf form).");
+    m.def("norm", &norm, "isa"_a, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a,
+          "x / sqrt(mean(x^2) + eps) * weight, float32 [n].");
+    m.def("glu", &glu, "isa"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "activation"_a,
+          "act(gate) * up; 0 silu, 1 gelu (tanh form), 2 gelu (erf form).");
     m.def("add", &add, "isa"_a, "x"_a.noconvert(), "y"_a.noconvert(), "x + y, float32 [n].");
     m.def("scale", &scale, "isa"_a, "x"_a.noconvert(), "factor"_a, "x * factor, float32 [n].");
     m.def("softcap", &softcap, "isa"_a, "x"_a.noconvert(), "cap"_a, "cap * tanh(x / cap), float32 [n].");
-    m.def("exp", &exp_of, "isa"_a, "x"_a.noconvert(), "exp(x), float32 [n]: exactly 0 below -87.33654, inf above 88.72283.");
+    m.def("exp", &exp_of, "isa"_a, "x"_a.noconvert(),
+          "exp(x), float32 [n]: exactly 0 below -87.33654, inf above 88.72283.");
     m.def("rope", &rope, "isa"_a, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(),
           "x float32 [heads, head_dim] with pairs (i, i + n) turned by the n angles whose cos and sin are given.");
 }

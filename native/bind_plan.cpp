@@ -1,5 +1,5 @@
-// Python's view of plans. A step's arrays are read through the buffer protocol: a tenth of the price of a DLPack exchange,
-// and there are thirty of them.
+// Python's view of plans. A step's arrays are read through the buffer protocol: a tenth of the price of a DLPack
+// exchange, and there are thirty of them.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -53,11 +53,14 @@ class Borrowed {
     T* write(nb::handle owner, const char* name, size_t elements, int dimensions = 1) {
         const Py_buffer& b = take<T>(owner, name, dimensions, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE);
         if (static_cast<size_t>(b.len) != elements * sizeof(T))
-            throw std::invalid_argument("output " + std::string(name) + " must have " + std::to_string(elements) + " elements");
+            throw std::invalid_argument("output " + std::string(name) + " must have " + std::to_string(elements) +
+                                        " elements");
         return static_cast<T*>(b.buf);
     }
 
-    size_t extent(int axis) const { return static_cast<size_t>(held_[count_ - 1].shape[axis]); }  // of the last one taken
+    size_t extent(int axis) const {
+        return static_cast<size_t>(held_[count_ - 1].shape[axis]);
+    }  // of the last one taken
 
   private:
     template <class T>
@@ -75,8 +78,8 @@ class Borrowed {
         return b;
     }
     [[noreturn]] static void refuse(const char* name, int dimensions, const char* letters) {
-        throw std::invalid_argument("step: " + std::string(name) + " must be a contiguous array of " + std::to_string(dimensions) +
-                                    " dimension(s) and type '" + letters[0] + "'");
+        throw std::invalid_argument("step: " + std::string(name) + " must be a contiguous array of " +
+                                    std::to_string(dimensions) + " dimension(s) and type '" + letters[0] + "'");
     }
     Py_buffer held_[48];
     int count_ = 0;
@@ -168,8 +171,8 @@ void copy(const Plan& plan, Slice what, nb::ndarray<float, nb::ndim<2>, nb::c_co
     plan.copy(what, static_cast<int>(out.shape(0)), out.data());
 }
 
-Plan* make(const std::string& isa, int threads, bool merge, int tokens, int sequences, int pages, int context, int vocab,
-           int chunk, std::vector<std::pair<int, int>> layers) {
+Plan* make(const std::string& isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
+           int vocab, int chunk, std::vector<std::pair<int, int>> layers) {
     return new Plan(choose_kernels(isa.c_str()), threads, merge, {tokens, sequences, pages, context, vocab, chunk},
                     std::move(layers));
 }
@@ -188,24 +191,30 @@ void bind_plan(nb::module_& m) {
 
 Built by one call an op in order; a value is a slice (buffer, first column, columns). Packed weights must outlive the plan.
 Every call raises ValueError when what it is given does not fit together.)")
-        .def(nb::new_([](std::string isa, int threads, bool merge, int tokens, int sequences, int pages, int context, int vocab,
-                         int chunk, std::vector<std::pair<int, int>> layers) {
+        .def(nb::new_([](std::string isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
+                         int vocab, int chunk, std::vector<std::pair<int, int>> layers) {
                  return make(isa, threads, merge, tokens, sequences, pages, context, vocab, chunk, std::move(layers));
              }),
-             "isa"_a, "threads"_a, "merge"_a, "tokens"_a, "sequences"_a, "pages"_a, "context"_a, "vocab"_a, "chunk"_a, "layers"_a,
-             "isa: '' takes the best. chunk: logits rows at once. layers: (kv heads, head size) of each layer of the KV cache.")
-        .def("route_to", &Plan::route_to, "choices"_a, "Experts a row may choose at most; before slot buffers are made.")
+             "isa"_a, "threads"_a, "merge"_a, "tokens"_a, "sequences"_a, "pages"_a, "context"_a, "vocab"_a, "chunk"_a,
+             "layers"_a,
+             "isa: '' takes the best. chunk: logits rows at once. layers: (kv heads, head size) of each layer of the "
+             "KV cache.")
+        .def("route_to", &Plan::route_to, "choices"_a,
+             "Experts a row may choose at most; before slot buffers are made.")
         .def("buffer", &Plan::buffer, "width"_a, "extent"_a, "A new buffer's number.")
         .def("prepared", &Plan::prepared, "columns"_a, "extent"_a, "f32"_a, "bf16"_a, "q32"_a, "q256"_a,
              "Room for a linear's input in the kinds its weights want; its number.")
         .def("table", &table, "cos"_a, "sin"_a, "A rotation's cos and sin [context, rotary / 2]; its number.")
         .def("embed", &Plan::embed, "table"_a, "scale"_a, "out"_a)
-        .def("norm", [](Plan& p, Slice x, Vector w, int heads, float eps, Slice out) { p.norm(x, values(w), heads, eps, out); },
-             "x"_a, "weight"_a, "heads"_a, "eps"_a, "out"_a)
+        .def(
+            "norm",
+            [](Plan& p, Slice x, Vector w, int heads, float eps, Slice out) { p.norm(x, values(w), heads, eps, out); },
+            "x"_a, "weight"_a, "heads"_a, "eps"_a, "out"_a)
         .def("prepare", &Plan::prepare, "x"_a, "into"_a, "Fills an input; one of slots gathers the rows of tokens.")
         .def("glu", &Plan::glu, "x"_a, "activation"_a, "out"_a, "activation: 0 silu, 1 gelu (tanh), 2 gelu (erf).")
         .def("add", &Plan::add, "x"_a, "y"_a, "out"_a)
-        .def("bias", [](Plan& p, Slice x, Vector b, Slice out) { p.bias(x, values(b), out); }, "x"_a, "bias"_a, "out"_a)
+        .def(
+            "bias", [](Plan& p, Slice x, Vector b, Slice out) { p.bias(x, values(b), out); }, "x"_a, "bias"_a, "out"_a)
         .def("scale", &Plan::scale, "x"_a, "factor"_a, "out"_a)
         .def("softcap", &Plan::softcap, "x"_a, "cap"_a, "out"_a)
         .def("rope", &Plan::rope, "x"_a, "head_dim"_a, "table"_a, "out"_a, "out may be x.")
@@ -219,11 +228,12 @@ Every call raises ValueError when what it is given does not fit together.)")
         .def("experts", &Plan::experts, "name"_a, "input"_a, "pieces"_a, "out"_a, "pieces: of each expert.")
         .def("attend", &Plan::attend, "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a)
         .def("finish", &Plan::finish, "logits"_a, "Samples from these; the last call.")
-        .def("run", &run, "step"_a, "out"_a,
-             nb::sig("def run(self, step: object, out: object) -> None"),
-             "Runs one step: reads the arrays of a Step, fills those of a Sampled. Raises ValueError, with nothing changed, when an "
+        .def("run", &run, "step"_a, "out"_a, nb::sig("def run(self, step: object, out: object) -> None"),
+             "Runs one step: reads the arrays of a Step, fills those of a Sampled. Raises ValueError, with nothing "
+             "changed, when an "
              "array is wrong. Releases the GIL.")
-        .def("copy", &copy, "what"_a, "out"_a, "A value's rows as the last step left them, into a float32 [rows, columns] array.")
+        .def("copy", &copy, "what"_a, "out"_a,
+             "A value's rows as the last step left them, into a float32 [rows, columns] array.")
         .def("profile", &Plan::profile, "on"_a, "Starts or stops measuring phases, from zero.")
         .def("timings", &Plan::timings, "(phase, runs, seconds) for each phase in order, waiting included.")
         .def_prop_ro("page_bytes", &Plan::page_bytes, "Bytes of a KV page over all layers.")

@@ -1,5 +1,6 @@
 // The kernels that exist once per instruction set, as a table of function pointers chosen when the module is loaded.
-// Contract (docs/design.md, "Exactness"): the same bits from every table, for every number of rows, for every thread count.
+// Contract (docs/design.md, "Exactness"): the same bits from every table, for every number of rows, for every thread
+// count.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,11 +10,12 @@
 namespace headrace {
 
 // A linear's input of up to `rows` rows, prepared once and shared by every weight that reads it.
-// Only the arrays that the readers' formats need are set (see FormatInfo::input). All leading dimensions count elements.
+// Only the arrays that the readers' formats need are set (see FormatInfo::input). All leading dimensions count
+// elements.
 struct Activations {
-    int columns = 0;                 // K
+    int columns = 0;  // K
     // Input::F32: the values themselves, padded with zeros to an even, tile-whole number of columns
-    const float* f32 = nullptr;      // [rows][f32_stride]
+    const float* f32 = nullptr;  // [rows][f32_stride]
     int f32_stride = 0;
     // Input::BF16: round to nearest even
     const uint16_t* bf16 = nullptr;  // [rows][bf16_stride]
@@ -24,12 +26,12 @@ struct Activations {
     const int32_t* sum32 = nullptr;  // [rows][blocks_stride]   sum of the block's q
     const float* s32 = nullptr;      // [rows][blocks_stride]   d * (float)sum
     // Input::Q256: symmetric int8 per 256 values, for the K formats
-    const int8_t* q256 = nullptr;    // [rows][q_stride]
-    const float* d256 = nullptr;     // [rows][blocks_stride]   one per 256 (index b, blocks_stride shared)
-    const int32_t* sum16 = nullptr;  // [rows][2 * blocks_stride] sum of each 16 q
-    const int16_t* sum32h = nullptr; // [rows][blocks_stride]   sum of each 32 q (fits: 32 * 127)
+    const int8_t* q256 = nullptr;     // [rows][q_stride]
+    const float* d256 = nullptr;      // [rows][blocks_stride]   one per 256 (index b, blocks_stride shared)
+    const int32_t* sum16 = nullptr;   // [rows][2 * blocks_stride] sum of each 16 q
+    const int16_t* sum32h = nullptr;  // [rows][blocks_stride]   sum of each 32 q (fits: 32 * 127)
     int q_stride = 0;
-    int blocks_stride = 0;           // at least K / 32, even
+    int blocks_stride = 0;  // at least K / 32, even
 };
 
 // The same arrays, writable, and which of them to fill.
@@ -38,8 +40,10 @@ struct ActivationBuffers {
     bool want_bf16 = false, want_q32 = false, want_q256 = false;
 };
 
-// out[m * out_stride + i] for i in 0 .. 16 * panels: rows of the weight from `packed` on; m in 0 .. rows. Any rows >= 1.
-using LinearFn = void (*)(const uint8_t* packed, int panels, int columns, const Activations& in, int row0, int rows, float* out, int out_stride);
+// out[m * out_stride + i] for i in 0 .. 16 * panels: rows of the weight from `packed` on; m in 0 .. rows. Any rows
+// >= 1.
+using LinearFn = void (*)(const uint8_t* packed, int panels, int columns, const Activations& in, int row0, int rows,
+                          float* out, int out_stride);
 
 // One KV split (at most 256 positions) of attention for R query rows that share a kv head. See kernels/attention.inl.
 struct AttendSplit;
@@ -55,7 +59,8 @@ struct Candidate {
     int32_t id;
 };
 
-// The search for the token with the largest score = (logit - top) / temperature + Gumbel noise; ties go to the lowest id.
+// The search for the token with the largest score = (logit - top) / temperature + Gumbel noise; ties go to the lowest
+// id.
 struct GumbelSearch {
     uint64_t seed;
     uint32_t position, choice;
@@ -65,9 +70,9 @@ struct GumbelSearch {
 };
 
 struct KernelTable {
-    const char* isa;                     // "scalar", "avx2", "avx512"
+    const char* isa;  // "scalar", "avx2", "avx512"
     LinearFn linear[kFormats];
-    int row_tile;                        // rows the linear kernels like to be given at once (16, 4, 1)
+    int row_tile;  // rows the linear kernels like to be given at once (16, 4, 1)
 
     // RMSNorm of one row: out = x * (1 / sqrt(mean(x^2) + eps)) * weight. 16 virtual lanes, fixed tree.
     void (*norm)(const float* x, const float* weight, int n, float eps, float* out);
@@ -85,7 +90,7 @@ struct KernelTable {
     void (*attend_merge)(float* all, float* all_max, float* all_sum, const float* out, float max, float sum, int n);
     // out[i] = all[i] / sum
     void (*attend_finish)(const float* all, float sum, int n, float* out);
-    // One token's key and value [head_dim], rounded to bf16, into place `slot` of a kv head's page
+    // One token's key and value [head_dim], rounded to f16, into place `slot` of a kv head's page
     void (*write_kv)(const float* k, const float* v, int head_dim, int slot, uint8_t* page);
     // exp, log (own polynomials; same bits everywhere), elementwise
     void (*exp)(const float* x, int n, float* out);
@@ -106,7 +111,7 @@ struct KernelTable {
 };
 
 const KernelTable* scalar_kernels();
-const KernelTable* avx2_kernels();    // nullptr when not built for this machine's architecture
+const KernelTable* avx2_kernels();  // nullptr when not built for this machine's architecture
 const KernelTable* avx512_kernels();
 
 // The best table this machine can run, or the one named by `isa` ("" = best; HEADRACE_ISA is read by the caller).

@@ -1,11 +1,12 @@
-// A packed weight and the memory it lies in. Owes aligned, zeroed, growing-on-touch memory and bounds that were checked once;
-// knows nothing of files or threads: rows may be packed from several threads as long as each row is packed once.
+// A packed weight and the memory it lies in. Owes aligned, zeroed, growing-on-touch memory and bounds that were checked
+// once; knows nothing of files or threads: rows may be packed from several threads as long as each row is packed once.
 #pragma once
 #include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -15,8 +16,8 @@
 
 namespace headrace {
 
-// Zeroed memory straight from the system, aligned to 64 bytes at least, to 2 MiB (and asking for huge pages) when large.
-// Readers may run up to kSlack bytes past the end.
+// Zeroed memory straight from the system, aligned to 64 bytes at least, to 2 MiB (and asking for huge pages) when
+// large. Readers may run up to kSlack bytes past the end.
 class Arena {
   public:
     static constexpr size_t kHuge = size_t(2) << 20, kSlack = 4096;
@@ -64,20 +65,42 @@ class Arena {
     size_t bytes_ = 0, mapped_ = 0;
 };
 
+// One stretch of memory for many matrices, in the order in which they are made: small ones share huge pages, and a step
+// that reads them in that order streams.
+class Room {
+  public:
+    explicit Room(size_t bytes) : arena_(bytes) {}
+    uint8_t* take(size_t bytes) {
+        const size_t from = (taken_ + 63) / 64 * 64;
+        if (bytes > arena_.bytes() || from > arena_.bytes() - bytes) throw std::bad_alloc();
+        taken_ = from + bytes;
+        return arena_.data() + from;
+    }
+
+  private:
+    Arena arena_;
+    size_t taken_ = 0;
+};
+
 // A matrix [rows][columns] in panels of 16 rows; rows beyond the last are zeros.
 class Packed {
   public:
     // Throws std::invalid_argument for sizes that cannot be: none or negative, or columns that are no whole blocks.
-    Packed(Format format, int rows, int columns) : format_(format), rows_(rows), columns_(columns) {
+    // room: where it lies; null gives it memory of its own.
+    Packed(Format format, int rows, int columns, std::shared_ptr<Room> room = nullptr)
+        : format_(format), rows_(rows), columns_(columns), room_(std::move(room)) {
         const FormatInfo& f = info(format);
         if (rows < 1 || columns < 1 || rows > kMost || columns > kMost)
-            throw std::invalid_argument("a packed matrix has 1 to " + std::to_string(kMost) + " rows and columns, not [" +
-                                        std::to_string(rows) + ", " + std::to_string(columns) + "]");
+            throw std::invalid_argument("a packed matrix has 1 to " + std::to_string(kMost) +
+                                        " rows and columns, not [" + std::to_string(rows) + ", " +
+                                        std::to_string(columns) + "]");
         if (columns % f.block)
-            throw std::invalid_argument(std::string(f.name) + " has blocks of " + std::to_string(f.block) + " values; " +
-                                        std::to_string(columns) + " columns are no whole number of them");
+            throw std::invalid_argument(std::string(f.name) + " has blocks of " + std::to_string(f.block) +
+                                        " values; " + std::to_string(columns) + " columns are no whole number of them");
         panel_bytes_ = headrace::panel_bytes(format, columns);
-        arena_ = Arena(packed_bytes(format, rows, columns));
+        bytes_ = packed_bytes(format, rows, columns);
+        if (!room_) arena_ = Arena(bytes_);
+        data_ = room_ ? room_->take(bytes_) : arena_.data();
     }
 
     // Rows first .. first + count - 1, `row_bytes()` each, one after the other.
@@ -85,31 +108,36 @@ class Packed {
         if (first < 0 || count < 0 || first > rows_ || count > rows_ - first)
             throw std::out_of_range("rows " + std::to_string(first) + " to " + std::to_string(int64_t(first) + count) +
                                     " do not lie in a matrix of " + std::to_string(rows_) + " rows");
-        pack_rows(format_, src, row_bytes(), rows_, columns_, first, count, arena_.data());
+        pack_rows(format_, src, row_bytes(), rows_, columns_, first, count, data_);
     }
 
     // out [columns]
     void unpack_row(int row, float* out) const {
         if (row < 0 || row >= rows_)
-            throw std::out_of_range("row " + std::to_string(row) + " does not lie in a matrix of " + std::to_string(rows_) + " rows");
-        headrace::unpack_row(format_, arena_.data(), rows_, columns_, row, out);
+            throw std::out_of_range("row " + std::to_string(row) + " does not lie in a matrix of " +
+                                    std::to_string(rows_) + " rows");
+        headrace::unpack_row(format_, data_, rows_, columns_, row, out);
     }
 
     Format format() const { return format_; }
     int rows() const { return rows_; }
     int columns() const { return columns_; }
     int panels() const { return (rows_ + kLanes - 1) / kLanes; }
-    size_t nbytes() const { return arena_.bytes(); }
-    size_t row_bytes() const { return size_t(columns_ / info(format_).block) * info(format_).block_bytes; }  // in the file's layout
+    size_t nbytes() const { return bytes_; }
+    size_t row_bytes() const {
+        return size_t(columns_ / info(format_).block) * info(format_).block_bytes;
+    }  // in the file's layout
     size_t panel_bytes() const { return panel_bytes_; }
-    const uint8_t* panel(int i) const { return arena_.data() + size_t(i) * panel_bytes_; }
+    const uint8_t* panel(int i) const { return data_ + size_t(i) * panel_bytes_; }
 
   private:
     static constexpr int kMost = 1 << 26;
     Format format_;
     int rows_, columns_;
-    size_t panel_bytes_ = 0;
+    size_t panel_bytes_ = 0, bytes_ = 0;
+    std::shared_ptr<Room> room_;
     Arena arena_;
+    uint8_t* data_ = nullptr;
 };
 
 }  // namespace headrace

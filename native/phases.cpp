@@ -12,12 +12,14 @@ void RowPhase::run(const Here& here) {
         for (const auto& op : ops) op->run(here, row);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- linear
+// ----------------------------------------------------------------------------------------------------------------
+// linear
 
 namespace {
 
 constexpr size_t kLargestUnit = 64 << 10;
-constexpr int kRowBlock = 64;  // rows whose outputs stay in the cache between kernel and epilogue
+constexpr int kStreamedRows = 16;  // up to so many, a step waits for weights
+constexpr int kRowBlock = 64;      // rows whose outputs stay in the cache between kernel and epilogue
 
 void add_rows(const KernelTable& k, const Epilogue& e, View out, int column, int columns, int row, int rows) {
     for (int r = row; r < row + rows; r++) {
@@ -67,28 +69,37 @@ size_t unit_bytes(const std::vector<Piece>& pieces, int threads) {
     return std::min(kLargestUnit, all / (size_t(threads) * 16));
 }
 
-LinearPhase::LinearPhase(std::string name, Extent extent, const Slots* slots, const Prepared* in, std::vector<Piece> pieces,
-                         View out, Epilogue epilogue, int threads)
-    : Phase(std::move(name)), extent_(extent), slots_(slots), in_(in), pieces_(std::move(pieces)), out_(out),
-      epilogue_(std::move(epilogue)), units_(cut(pieces_, threads > 1 ? unit_bytes(pieces_, threads) : kLargestUnit)) {
-    dealt_ = static_cast<int>(units_.size()) * 3 / 4 / threads * threads;
-    rewind();
-}
+LinearPhase::LinearPhase(std::string name, Extent extent, const Slots* slots, const Prepared* in,
+                         std::vector<Piece> pieces, View out, Epilogue epilogue, int threads)
+    : Phase(std::move(name)),
+      extent_(extent),
+      slots_(slots),
+      in_(in),
+      pieces_(std::move(pieces)),
+      out_(out),
+      epilogue_(std::move(epilogue)),
+      streamed_(cut(pieces_, threads > 1 ? unit_bytes(pieces_, threads) : kLargestUnit)),
+      panels_(cut(pieces_, 1)),
+      dealt_(static_cast<int>(streamed_.size()) * 3 / 4) {}
 
 void LinearPhase::run(const Here& here) {
     const int rows = here.rows(extent_, slots_);
+    const bool streams = rows <= kStreamedRows;
+    const std::vector<Unit>& units = streams ? streamed_ : panels_;
+    const int dealt = streams ? dealt_ : 0, n = static_cast<int>(units.size());
     const auto unit = [&](const Unit& u) {
         run_unit(here.kernels(), pieces_[u.piece], u, in_->buffers.view, 0, rows, out_, epilogue_);
     };
-    const auto [from, to] = here.share(dealt_);
-    for (int i = from; i < to; i++) unit(units_[i]);
-    for (int i; (i = tickets_.take()) < static_cast<int>(units_.size());) unit(units_[i]);
+    const auto [from, to] = here.share(dealt);
+    for (int i = from; i < to; i++) unit(units[i]);
+    for (int i; (i = dealt + tickets_.take()) < n;) unit(units[i]);
 }
 
-// --------------------------------------------------------------------------------------------------------------- experts
+// ---------------------------------------------------------------------------------------------------------------
+// experts
 
-ExpertsPhase::ExpertsPhase(std::string name, const Slots* slots, const Prepared* in, std::vector<std::vector<Piece>> experts,
-                           View out, int threads)
+ExpertsPhase::ExpertsPhase(std::string name, const Slots* slots, const Prepared* in,
+                           std::vector<std::vector<Piece>> experts, View out, int threads)
     : Phase(std::move(name)), slots_(slots), in_(in), experts_(std::move(experts)), out_(out) {
     for (const auto& pieces : experts_) units_.push_back(cut(pieces, unit_bytes(pieces, threads)));
 }
@@ -105,7 +116,8 @@ void ExpertsPhase::run(const Here& here) {
         if (at == slots_->used.size()) return;
         const int e = slots_->used[at], first = slots_->start[e];
         const Unit& u = units_[e][i - before];
-        run_unit(here.kernels(), experts_[e][u.piece], u, in_->buffers.view, first, slots_->start[e + 1] - first, out_, {});
+        run_unit(here.kernels(), experts_[e][u.piece], u, in_->buffers.view, first, slots_->start[e + 1] - first, out_,
+                 {});
     }
 }
 
@@ -134,13 +146,15 @@ void SortPhase::run(const Here& here) {
         }
 }
 
-// ------------------------------------------------------------------------------------------------------------- attention
+// -------------------------------------------------------------------------------------------------------------
+// attention
 
 void Crowd::tile_up(const StepArrays& step, int b) {
     const int group = heads / kv_heads, tokens = std::max(1, kTileRows / group), most = std::min(group, kTileRows);
     const int from = step.query_start[b], to = step.query_start[b + 1];
     const auto tile = [&](int row, int kv_head, int head) {
-        Tile t{b, row, std::min(tokens, to - row), kv_head, kv_head * group + head, std::min(most, group - head), 0, 0, -1, 0};
+        Tile t{b,  row, std::min(tokens, to - row), kv_head, kv_head * group + head, std::min(most, group - head), 0, 0,
+               -1, 0};
         const int first = step.positions[row] + 1, last = step.positions[row + t.tokens - 1];
         t.split = window ? std::max(0, first - window) / kSplitTokens : 0;
         t.splits = last / kSplitTokens + 1 - t.split;
@@ -223,8 +237,8 @@ void AttendPhase::whole(const Here& here, const Crowd::Tile& tile) const {
         for (int r = 0; r < w.rows; r++) {
             if (!sees(w, r, w.split)) continue;
             if (begun[r]) {
-                here.kernels().attend_merge(all.out + r * width, all.max + r, all.sum + r, next.out + r * width, next.max[r],
-                                            next.sum[r], width);
+                here.kernels().attend_merge(all.out + r * width, all.max + r, all.sum + r, next.out + r * width,
+                                            next.max[r], next.sum[r], width);
             } else if (!first) {
                 memcpy(all.out + r * width, next.out + r * width, sizeof(float) * width);
                 all.max[r] = next.max[r], all.sum[r] = next.sum[r];
@@ -274,7 +288,8 @@ void AttendPhase::run(const Here& here) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------------------- sampling
+// --------------------------------------------------------------------------------------------------------------
+// sampling
 
 SamplingRow sampling_row(const SamplingArrays& a, int r) {
     SamplingRow row;

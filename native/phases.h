@@ -28,11 +28,11 @@ struct View {
 
 // Which expert takes which row: filled by Sort, read by what follows. A slot is one (row, choice).
 struct Slots {
-    int choices = 0;               // k
-    std::vector<int32_t> source;   // [slots] row of the slot; slots are grouped by expert
-    std::vector<int32_t> place;    // [rows * k] slot of the row's j-th choice
-    std::vector<int32_t> start;    // [experts + 1]
-    std::vector<int32_t> used;     // experts that have rows
+    int choices = 0;              // k
+    std::vector<int32_t> source;  // [slots] row of the slot; slots are grouped by expert
+    std::vector<int32_t> place;   // [rows * k] slot of the row's j-th choice
+    std::vector<int32_t> start;   // [experts + 1]
+    std::vector<int32_t> used;    // experts that have rows
 };
 
 // The step that runs, as all threads see it.
@@ -48,8 +48,8 @@ struct Live {
 struct Here {
     const Live& live;
     int thread;
-    int first;  // logits row that row 0 of this chunk stands for
-    int logits; // logits rows of this chunk
+    int first;   // logits row that row 0 of this chunk stands for
+    int logits;  // logits rows of this chunk
     const KernelTable& kernels() const { return *live.kernels; }
     int rows(Extent extent, const Slots* slots) const {
         if (extent == Extent::Logits) return logits;
@@ -81,7 +81,7 @@ class Phase {
 class Tickets {
   public:
     int take() { return next_.fetch_add(1, std::memory_order_relaxed); }
-    void rewind(int to = 0) { next_.store(to, std::memory_order_relaxed); }
+    void rewind() { next_.store(0, std::memory_order_relaxed); }
 
   private:
     alignas(64) std::atomic<int> next_{0};
@@ -91,7 +91,8 @@ class Tickets {
 // Row ops one after the other, row by row; rows are split between the threads.
 class RowPhase : public Phase {
   public:
-    RowPhase(std::string name, Extent extent, const Slots* slots) : Phase(std::move(name)), extent(extent), slots_(slots) {}
+    RowPhase(std::string name, Extent extent, const Slots* slots)
+        : Phase(std::move(name)), extent(extent), slots_(slots) {}
     void run(const Here& here) override;
     std::vector<std::unique_ptr<RowOp>> ops;
     const Extent extent;
@@ -131,14 +132,15 @@ struct Unit {
 std::vector<Unit> cut(const std::vector<Piece>& pieces, size_t bytes);
 size_t unit_bytes(const std::vector<Piece>& pieces, int threads);
 
-// out = in . weight (+ bias) (+ add). A unit's outputs are computed whole by one thread. The first units are dealt out in
-// runs, so that each thread streams; the rest goes to whoever is free.
+// out = in . weight (+ bias) (+ add). A unit's outputs are computed whole by one thread. With few rows memory decides:
+// the first units are dealt out in runs, so that each thread streams, and the rest goes to whoever is free. With many
+// rows arithmetic decides, and single panels go to whoever is free.
 class LinearPhase : public Phase {
   public:
-    LinearPhase(std::string name, Extent extent, const Slots* slots, const Prepared* in, std::vector<Piece> pieces, View out,
-                Epilogue epilogue, int threads);
+    LinearPhase(std::string name, Extent extent, const Slots* slots, const Prepared* in, std::vector<Piece> pieces,
+                View out, Epilogue epilogue, int threads);
     void run(const Here& here) override;
-    void rewind() override { tickets_.rewind(dealt_); }
+    void rewind() override { tickets_.rewind(); }
 
   private:
     const Extent extent_;
@@ -147,16 +149,16 @@ class LinearPhase : public Phase {
     std::vector<Piece> pieces_;
     View out_;
     Epilogue epilogue_;
-    std::vector<Unit> units_;
-    int dealt_;
+    std::vector<Unit> streamed_, panels_;
+    int dealt_;  // of those streamed
     Tickets tickets_;
 };
 
 // The same for a stack of experts over the rows that were routed to each.
 class ExpertsPhase : public Phase {
   public:
-    ExpertsPhase(std::string name, const Slots* slots, const Prepared* in, std::vector<std::vector<Piece>> experts, View out,
-                 int threads);
+    ExpertsPhase(std::string name, const Slots* slots, const Prepared* in, std::vector<std::vector<Piece>> experts,
+                 View out, int threads);
     void run(const Here& here) override;
     void rewind() override { tickets_.rewind(); }
 
@@ -172,7 +174,8 @@ class ExpertsPhase : public Phase {
 // Fills the slots from a routing [rows][2 k].
 class SortPhase : public Phase {
   public:
-    SortPhase(View routing, int experts, Slots* slots) : Phase("sort"), routing_(routing), experts_(experts), slots_(slots) {}
+    SortPhase(View routing, int experts, Slots* slots)
+        : Phase("sort"), routing_(routing), experts_(experts), slots_(slots) {}
     void run(const Here& here) override;
 
   private:
@@ -191,20 +194,21 @@ struct Layer {
 
 // Memory for splits that run at the same time, shared by all layers.
 struct Partials {
-    int splits = 0;    // splits of the longest context
-    int tiles = 0;     // tiles that may be cut
+    int splits = 0;  // splits of the longest context
+    int tiles = 0;   // tiles that may be cut
     int width = 0;
-    Arena memory;      // [tiles * splits] x ([8][width], max [8], sum [8])
+    Arena memory;  // [tiles * splits] x ([8][width], max [8], sum [8])
     size_t stride() const { return size_t(kTileRows) * (width + 2); }
     float* at(int slot) { return reinterpret_cast<float*>(memory.data()) + size_t(slot) * stride(); }
 };
 
-// Who attends to what in a step: the same for all layers of one shape. A tile is up to 8 query rows (query heads x tokens)
-// of one sequence and kv head. Long tiles are cut by split when there are too few tiles to keep the threads busy; what is
-// computed, and in which order it is merged, does not depend on that.
+// Who attends to what in a step: the same for all layers of one shape. A tile is up to 8 query rows (query heads x
+// tokens) of one sequence and kv head. Long tiles are cut by split when there are too few tiles to keep the threads
+// busy; what is computed, and in which order it is merged, does not depend on that.
 class Crowd {
   public:
-    Crowd(int heads, int kv_heads, int window, Partials* partials) : heads(heads), kv_heads(kv_heads), window(window), partials(partials) {}
+    Crowd(int heads, int kv_heads, int window, Partials* partials)
+        : heads(heads), kv_heads(kv_heads), window(window), partials(partials) {}
     void gather(const StepArrays& step, int threads);
 
     struct Tile {
@@ -265,7 +269,8 @@ SamplingRow sampling_row(const SamplingArrays& a, int r);
 // Row ops. Views: see each; all widths are the caller's business and were checked when the plan was built.
 std::unique_ptr<RowOp> embed_op(std::vector<std::pair<const Packed*, int>> table, float scale, View out);
 std::unique_ptr<RowOp> norm_op(View x, std::vector<float> weight, int heads, float eps, View out);
-std::unique_ptr<RowOp> prepare_op(View x, const Prepared* into, const Slots* slots);  // slots: row s is x's row source[s]
+std::unique_ptr<RowOp> prepare_op(View x, const Prepared* into,
+                                  const Slots* slots);  // slots: row s is x's row source[s]
 std::unique_ptr<RowOp> glu_op(View x, int activation, View out);
 std::unique_ptr<RowOp> add_op(View x, View y, View out);
 std::unique_ptr<RowOp> bias_op(View x, std::vector<float> bias, View out);
@@ -273,9 +278,10 @@ std::unique_ptr<RowOp> scale_op(View x, float factor, View out);
 std::unique_ptr<RowOp> softcap_op(View x, float cap, View out);
 std::unique_ptr<RowOp> rope_op(View x, int head_dim, int rotary, const float* cos, const float* sin, View out);
 std::unique_ptr<RowOp> write_op(View k, View v, Layer layer);
-std::unique_ptr<RowOp> gather_op(View x, View out);                                  // out's rows are the logits rows of x
-std::unique_ptr<RowOp> choose_op(View logits, int k, bool renormalise, View out);     // softmax, the k best: see Recorder.route
+std::unique_ptr<RowOp> gather_op(View x, View out);  // out's rows are the logits rows of x
+std::unique_ptr<RowOp> choose_op(View logits, int k, bool renormalise,
+                                 View out);  // softmax, the k best: see Recorder.route
 std::unique_ptr<RowOp> combine_op(View y, View routing, const Slots* slots, View out);
-std::unique_ptr<RowOp> keep_op(View logits);                                          // into Outcome::logits
+std::unique_ptr<RowOp> keep_op(View logits);  // into Outcome::logits
 
 }  // namespace headrace

@@ -16,6 +16,10 @@ void require(bool right, const std::string& what) {
     if (!right) throw std::invalid_argument("plan: " + what);
 }
 
+constexpr int kShortStep = 32;                    // rows
+constexpr int kManyWaits = 4;                     // sleeps of a step that tell of company
+constexpr int kLeastAlone = 8, kMostAlone = 128;  // steps
+
 int padded(int n, int to) { return (n + to - 1) / to * to; }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -62,7 +66,8 @@ Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, s
     limits_.chunk = std::min(limits_.chunk, limits_.tokens);
     for (auto [kv_heads, head_dim] : layers) {
         require(kv_heads > 0 && head_dim > 0 && head_dim % 2 == 0 && head_dim <= kMaxHeadDim,
-                "heads must have an even size of at most " + std::to_string(kMaxHeadDim) + ", not " + std::to_string(head_dim));
+                "heads must have an even size of at most " + std::to_string(kMaxHeadDim) + ", not " +
+                    std::to_string(head_dim));
         page_bytes_ += kv_heads * head_page_bytes(head_dim);
         partials_.width = std::max(partials_.width, value_width(head_dim));
     }
@@ -80,10 +85,12 @@ Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, s
     live_.sequence_of.resize(limits.tokens);
 }
 
-// -------------------------------------------------------------------------------------------------------------- building
+// --------------------------------------------------------------------------------------------------------------
+// building
 
 int Plan::rows_of(Extent extent) const {
-    const int64_t rows = extent == Extent::Logits ? limits_.chunk : int64_t(limits_.tokens) * (extent == Extent::Slots ? choices_ : 1);
+    const int64_t rows =
+        extent == Extent::Logits ? limits_.chunk : int64_t(limits_.tokens) * (extent == Extent::Slots ? choices_ : 1);
     require(rows > 0 && rows < (1 << 30), "too many rows, or slots before route_to");
     return static_cast<int>(rows);
 }
@@ -150,7 +157,8 @@ int Plan::prepared(int columns, Extent extent, bool f32, bool bf16, bool q32, bo
 }
 
 int Plan::table(std::vector<float> cos, std::vector<float> sin, int rotary) {
-    require(rotary > 0 && rotary % 2 == 0 && cos.size() == sin.size() && cos.size() >= size_t(limits_.context) * (rotary / 2),
+    require(rotary > 0 && rotary % 2 == 0 && cos.size() == sin.size() &&
+                cos.size() >= size_t(limits_.context) * (rotary / 2),
             "a rotation needs cos and sin for every position of the context");
     rotations_.push_back({std::move(cos), std::move(sin), rotary});
     return static_cast<int>(rotations_.size()) - 1;
@@ -223,7 +231,8 @@ void Plan::softcap(Slice x, float cap, Slice out) {
 void Plan::rope(Slice x, int head_dim, int table, Slice out) {
     require(table >= 0 && table < static_cast<int>(rotations_.size()), "rope: there is no such table");
     const Rotation& t = rotations_[table];
-    require(view(x).width == view(out).width && head_dim >= t.rotary && view(x).width % head_dim == 0, "rope: widths differ");
+    require(view(x).width == view(out).width && head_dim >= t.rotary && view(x).width % head_dim == 0,
+            "rope: widths differ");
     require(buffer_of(x).extent == Extent::Tokens, "rope: takes rows of tokens");
     row_op("rope", Extent::Tokens, rope_op(view(x), head_dim, t.rotary, t.cos.data(), t.sin.data(), view(out)));
 }
@@ -232,13 +241,15 @@ void Plan::write(Slice k, Slice v, int layer) {
     require(layer >= 0 && layer < static_cast<int>(layers_.size()), "there is no layer " + std::to_string(layer));
     const Layer& l = layers_[layer];
     require(view(k).width == l.kv_heads * l.head_dim && view(v).width == view(k).width, "write: widths differ");
-    require(buffer_of(k).extent == Extent::Tokens && buffer_of(v).extent == Extent::Tokens, "write: takes rows of tokens");
+    require(buffer_of(k).extent == Extent::Tokens && buffer_of(v).extent == Extent::Tokens,
+            "write: takes rows of tokens");
     row_op("write", Extent::Tokens, write_op(view(k), view(v), l));
 }
 
 void Plan::rows(Slice x, Slice out) {
     require(view(x).width == view(out).width, "rows: widths differ");
-    require(buffer_of(x).extent == Extent::Tokens && buffer_of(out).extent == Extent::Logits, "rows: from tokens to logits");
+    require(buffer_of(x).extent == Extent::Tokens && buffer_of(out).extent == Extent::Logits,
+            "rows: from tokens to logits");
     row_op("rows", Extent::Logits, gather_op(view(x), view(out)));
 }
 
@@ -248,7 +259,8 @@ void Plan::choose(Slice logits, int k, bool renormalise, Slice out) {
 }
 
 void Plan::combine(Slice y, Slice routing, Slice out) {
-    require(view(y).width == view(out).width && buffer_of(y).extent == Extent::Slots, "combine: widths or extents differ");
+    require(view(y).width == view(out).width && buffer_of(y).extent == Extent::Slots,
+            "combine: widths or extents differ");
     row_op("combine", Extent::Tokens, combine_op(view(y), view(routing), &slots_, view(out)));
 }
 
@@ -257,11 +269,13 @@ std::vector<Piece> Plan::pieces(const std::vector<PieceRef>& refs, const Input& 
     int first = 0;
     for (auto [packed, row, rows] : refs) {
         require(packed->columns() == in.columns, "a weight's columns must be the width of its input");
-        require(row >= 0 && row % kLanes == 0 && rows > 0 && row <= packed->rows() - rows, "rows lie outside their matrix");
+        require(row >= 0 && row % kLanes == 0 && rows > 0 && row <= packed->rows() - rows,
+                "rows lie outside their matrix");
         require(rows % kLanes == 0 || row + rows == packed->rows(), "only the last panel of a matrix may be cut");
         const Activations& a = in.prepared.buffers.view;
         const void* wanted[] = {a.f32, a.bf16, a.q32, a.q256};
-        require(wanted[static_cast<int>(info(packed->format()).input)], "the input is not prepared for the weight's format");
+        require(wanted[static_cast<int>(info(packed->format()).input)],
+                "the input is not prepared for the weight's format");
         const LinearFn kernel = kernels_->linear[static_cast<int>(packed->format())];
         require(kernel, std::string("no kernel for ") + info(packed->format()).name);
         all.push_back({kernel, packed->panel(row / kLanes), packed->panel_bytes(), rows, packed->columns(), first});
@@ -271,31 +285,35 @@ std::vector<Piece> Plan::pieces(const std::vector<PieceRef>& refs, const Input& 
     return all;
 }
 
-void Plan::linear(const std::string& name, int in, const std::vector<PieceRef>& refs, Slice out, std::vector<float> bias,
-                  const Slice* add) {
+void Plan::linear(const std::string& name, int in, const std::vector<PieceRef>& refs, Slice out,
+                  std::vector<float> bias, const Slice* add) {
     const Input& i = input(in);
     const Extent extent = buffer_of(out).extent;
     require(!finished_ && i.extent == extent, "linear: extents differ");
     require(bias.empty() || bias.size() == size_t(view(out).width), "linear: the bias has another width");
     Epilogue epilogue{std::move(bias), add ? view(*add) : View{}};
-    require(!add || (epilogue.add.width == view(out).width && buffer_of(*add).extent == extent), "linear: widths differ");
+    require(!add || (epilogue.add.width == view(out).width && buffer_of(*add).extent == extent),
+            "linear: widths differ");
     part(extent).push_back(std::make_unique<LinearPhase>(name, extent, slots(extent), &i.prepared,
-                                                         pieces(refs, i, view(out).width), view(out), std::move(epilogue),
-                                                         pool_.threads()));
+                                                         pieces(refs, i, view(out).width), view(out),
+                                                         std::move(epilogue), pool_.threads()));
 }
 
 void Plan::sort(Slice routing, int experts) {
-    require(experts > 0 && view(routing).width % 2 == 0 && view(routing).width / 2 <= choices_, "sort: too many choices");
+    require(experts > 0 && view(routing).width % 2 == 0 && view(routing).width / 2 <= choices_,
+            "sort: too many choices");
     require(buffer_of(routing).extent == Extent::Tokens, "sort: takes rows of tokens");
     body_.push_back(std::make_unique<SortPhase>(view(routing), experts, &slots_));
 }
 
 void Plan::experts(const std::string& name, int in, const std::vector<std::vector<PieceRef>>& refs, Slice out) {
     const Input& i = input(in);
-    require(i.extent == Extent::Slots && buffer_of(out).extent == Extent::Slots, "experts: take and give rows of slots");
+    require(i.extent == Extent::Slots && buffer_of(out).extent == Extent::Slots,
+            "experts: take and give rows of slots");
     std::vector<std::vector<Piece>> all;
     for (const auto& r : refs) all.push_back(pieces(r, i, view(out).width));
-    body_.push_back(std::make_unique<ExpertsPhase>(name, &slots_, &i.prepared, std::move(all), view(out), pool_.threads()));
+    body_.push_back(
+        std::make_unique<ExpertsPhase>(name, &slots_, &i.prepared, std::move(all), view(out), pool_.threads()));
 }
 
 Crowd* Plan::crowd(int heads, int kv_heads, int window) {
@@ -310,14 +328,17 @@ void Plan::attend(Slice q, int layer, float scale, int window, float softcap, Sl
     const int heads = view(q).width / l.head_dim;
     require(view(q).width == heads * l.head_dim && heads % l.kv_heads == 0 && view(out).width == view(q).width,
             "attend: widths differ");
-    require(buffer_of(q).extent == Extent::Tokens && buffer_of(out).extent == Extent::Tokens, "attend: takes rows of tokens");
+    require(buffer_of(q).extent == Extent::Tokens && buffer_of(out).extent == Extent::Tokens,
+            "attend: takes rows of tokens");
     require(window >= 0 && softcap >= 0, "attend: window and softcap cannot be negative");
-    body_.push_back(std::make_unique<AttendPhase>(crowd(heads, l.kv_heads, window), l, view(q), view(out), scale, softcap));
+    body_.push_back(
+        std::make_unique<AttendPhase>(crowd(heads, l.kv_heads, window), l, view(q), view(out), scale, softcap));
 }
 
 void Plan::finish(Slice logits) {
     require(!finished_, "it is finished");
-    require(buffer_of(logits).extent == Extent::Logits && view(logits).width >= limits_.vocab, "fewer logits than the vocabulary");
+    require(buffer_of(logits).extent == Extent::Logits && view(logits).width >= limits_.vocab,
+            "fewer logits than the vocabulary");
     View z = view(logits);
     z.width = limits_.vocab;
     row_op("keep", Extent::Logits, keep_op(z));
@@ -325,7 +346,8 @@ void Plan::finish(Slice logits) {
     finished_ = true;
 }
 
-// --------------------------------------------------------------------------------------------------------------- running
+// ---------------------------------------------------------------------------------------------------------------
+// running
 
 void Plan::run(const StepArrays& step, Outcome& outcome) {
     const Busy busy(busy_);
@@ -335,9 +357,34 @@ void Plan::run(const StepArrays& step, Outcome& outcome) {
     live_.step = &step;
     live_.outcome = &outcome;
     for (int b = 0; b < step.sequences(); b++)
-        std::fill(live_.sequence_of.begin() + step.query_start[b], live_.sequence_of.begin() + step.query_start[b + 1], b);
-    for (Crowd& c : crowds_) c.gather(step, pool_.threads());
-    pool_.run(&Plan::job, this);
+        std::fill(live_.sequence_of.begin() + step.query_start[b], live_.sequence_of.begin() + step.query_start[b + 1],
+                  b);
+    share_out(step.rows());
+    for (Crowd& c : crowds_) c.gather(step, live_.threads);
+    if (live_.threads == 1) {
+        pool_.run_alone(&Plan::job, this);
+    } else {
+        pool_.run(&Plan::job, this);
+        crowded_ = step.rows() <= kShortStep && pool_.long_waits() >= kManyWaits;
+    }
+}
+
+// A short step whose barriers sleep shares its processors with somebody, and one thread is then faster than several:
+// the next steps run on one, for twice as long each time that a new try is no better. No bit depends on it.
+void Plan::share_out(int rows) {
+    live_.threads = pool_.threads();
+    if (rows > kShortStep || live_.threads == 1) return;
+    if (alone_ > 0) {
+        alone_--;
+        live_.threads = 1;
+    } else if (crowded_) {
+        penance_ = std::min(std::max(kLeastAlone, 2 * penance_), kMostAlone);
+        alone_ = penance_;
+        crowded_ = false;
+        live_.threads = 1;
+    } else {
+        penance_ /= 2;
+    }
 }
 
 void Plan::job(void* plan, int thread) { static_cast<Plan*>(plan)->work(thread); }
@@ -345,7 +392,7 @@ void Plan::job(void* plan, int thread) { static_cast<Plan*>(plan)->work(thread);
 void Plan::work(int thread) {
     const FlushDenormals mode;
     const StepArrays& step = *live_.step;
-    for (size_t i = thread; i < step.fresh.size(); i += pool_.threads())
+    for (size_t i = thread; i < step.fresh.size(); i += live_.threads)
         memset(cache_.data() + step.fresh[i] * page_bytes_, 0, page_bytes_);
     if (!step.fresh.empty()) pool_.barrier(thread);
     if (thread == 0 && profiling_) clock_ = now();

@@ -1,6 +1,6 @@
 // A program lowered: phases over fixed buffers, built once, run once a step by all threads of a pool.
-// Owes: every id, width and length is checked where it comes in; `run` either raises and changes nothing, or runs the step.
-// Knows nothing of models and requests.
+// Owes: every id, width and length is checked where it comes in; `run` either raises and changes nothing, or runs the
+// step. Knows nothing of models and requests.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -14,7 +14,7 @@
 
 namespace headrace {
 
-using Slice = std::tuple<int, int, int>;         // buffer, first column, columns
+using Slice = std::tuple<int, int, int>;               // buffer, first column, columns
 using PieceRef = std::tuple<const Packed*, int, int>;  // a packed matrix, its first row (a multiple of 16), rows
 
 class Plan {
@@ -23,14 +23,14 @@ class Plan {
     Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers);
 
     // ---- building; extents of results decide where a phase goes: those of logits rows run last, in chunks
-    void route_to(int choices);                    // experts a row may choose at most; before slot buffers are made
+    void route_to(int choices);  // experts a row may choose at most; before slot buffers are made
     int buffer(int width, Extent extent);
     int prepared(int columns, Extent extent, bool f32, bool bf16, bool q32, bool q256);
     int table(std::vector<float> cos, std::vector<float> sin, int rotary);  // [context][rotary / 2] each
 
     void embed(const std::vector<const Packed*>& table, float scale, Slice out);
     void norm(Slice x, std::vector<float> weight, int heads, float eps, Slice out);
-    void prepare(Slice x, int into);               // into slots: gathers each slot's row
+    void prepare(Slice x, int into);  // into slots: gathers each slot's row
     void glu(Slice x, int activation, Slice out);
     void add(Slice x, Slice y, Slice out);
     void bias(Slice x, std::vector<float> bias, Slice out);
@@ -42,12 +42,12 @@ class Plan {
     void choose(Slice logits, int k, bool renormalise, Slice out);
     void combine(Slice y, Slice routing, Slice out);
 
-    void linear(const std::string& name, int in, const std::vector<PieceRef>& pieces, Slice out, std::vector<float> bias,
-                const Slice* add);
+    void linear(const std::string& name, int in, const std::vector<PieceRef>& pieces, Slice out,
+                std::vector<float> bias, const Slice* add);
     void sort(Slice routing, int experts);
     void experts(const std::string& name, int in, const std::vector<std::vector<PieceRef>>& pieces, Slice out);
     void attend(Slice q, int layer, float scale, int window, float softcap, Slice out);
-    void finish(Slice logits);                     // samples from them; last
+    void finish(Slice logits);  // samples from them; last
 
     // ---- running
     // Throws std::invalid_argument when an array is wrong, std::runtime_error when it runs already.
@@ -87,6 +87,7 @@ class Plan {
     std::vector<Piece> pieces(const std::vector<PieceRef>& refs, const Input& in, int width) const;
     Crowd* crowd(int heads, int kv_heads, int window);
 
+    void share_out(int rows);
     static void job(void* plan, int thread);
     void work(int thread);
     void sweep(const std::vector<std::unique_ptr<Phase>>& phases, const Here& here);
@@ -110,6 +111,9 @@ class Plan {
     double clock_ = 0;
     Live live_;
     std::atomic<bool> busy_{false};
+    // Steps to run on the caller's thread alone before the others are tried again: see share_out
+    int alone_ = 0, penance_ = 0;
+    bool crowded_ = false;
     Pool pool_;  // last: its threads end before what they use
 };
 

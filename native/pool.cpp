@@ -53,14 +53,15 @@ void Epoch::advance(uint32_t to) {
     if (sleepers_.load(std::memory_order_seq_cst)) wake_all(value_);
 }
 
-void Epoch::await(uint32_t at_least, int spins) const {
+bool Epoch::await(uint32_t at_least, int spins) const {
     for (int i = 0; i < spins; i++) {
-        if (reached(now(), at_least)) return;
+        if (reached(now(), at_least)) return false;
         relax();
     }
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     for (uint32_t seen; !reached(seen = value_.load(std::memory_order_seq_cst), at_least);) sleep_while(value_, seen);
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    return true;
 }
 
 int allowed_processors() {
@@ -92,22 +93,31 @@ Pool::~Pool() {
 }
 
 void Pool::run(Job job, void* context) {
-    if (getpid() != process_) throw std::runtime_error("this executor was made before a fork; make a new one in the child");
+    if (getpid() != process_)
+        throw std::runtime_error("this executor was made before a fork; make a new one in the child");
     job_ = job;
     context_ = context;
+    long_waits_ = 0;
     start_.advance(start_.now() + 1);
     job(context, 0);
     barrier(0);
 }
 
+void Pool::run_alone(Job job, void* context) {
+    alone_ = true;
+    job(context, 0);
+    alone_ = false;
+}
+
 // Everyone announces itself on its own line and looks at all the others: one cache miss of delay with few threads, and
 // with many the misses overlap.
 void Pool::barrier(int thread) {
+    if (alone_) return;
     Seat& mine = seats_[thread];
     const uint32_t round = ++mine.passed;
     mine.arrived.advance(round);
     for (int t = 0; t < threads_; t++)
-        if (t != thread) seats_[t].arrived.await(round, spins_);
+        if (t != thread && seats_[t].arrived.await(round, spins_) && thread == 0) long_waits_++;
 }
 
 void Pool::work(int thread) {

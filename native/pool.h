@@ -1,5 +1,6 @@
 // A team of threads that run one function together, in phases with a barrier between them.
-// Owes: short waits spin, long waits sleep (an idle team uses no processor), a clean join. Knows nothing of what it runs.
+// Owes: short waits spin, long waits sleep (an idle team uses no processor), a clean join. Knows nothing of what it
+// runs.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -12,8 +13,9 @@ namespace headrace {
 // A counter on a cache line of its own that one thread advances and others wait for.
 class Epoch {
   public:
-    void advance(uint32_t to);                      // to: larger than before; wakes those asleep
-    void await(uint32_t at_least, int spins) const;  // returns when the counter has reached `at_least`
+    void advance(uint32_t to);  // to: larger than before; wakes those asleep
+    // Returns when the counter has reached `at_least`: whether the wait was so long that it slept.
+    bool await(uint32_t at_least, int spins) const;
     uint32_t now() const { return value_.load(std::memory_order_acquire); }
 
   private:
@@ -31,12 +33,17 @@ class Pool {
     Pool& operator=(const Pool&) = delete;
 
     using Job = void (*)(void* context, int thread);
-    // Runs job(context, 0 .. threads - 1), thread 0 on the caller; returns when all have. Must not throw; not re-entrant.
-    // Throws std::runtime_error in a process that was forked after the pool was made: its threads do not exist there.
+    // Runs job(context, 0 .. threads - 1), thread 0 on the caller; returns when all have. Must not throw; not
+    // re-entrant. Throws std::runtime_error in a process that was forked after the pool was made: its threads do not
+    // exist there.
     void run(Job job, void* context);
     // Called by every thread of a running job, equally often: nobody passes before all have come.
     void barrier(int thread);
+    // Runs job(context, 0) on the caller alone; its barriers are open.
+    void run_alone(Job job, void* context);
     int threads() const { return threads_; }
+    // How often thread 0 has slept in barriers of this run: often means that somebody else uses our processors.
+    int long_waits() const { return long_waits_; }
 
   private:
     struct Seat {
@@ -50,6 +57,8 @@ class Pool {
     const int process_;
     std::unique_ptr<Seat[]> seats_;
     Epoch start_;
+    int long_waits_ = 0;
+    bool alone_ = false;
     Job job_ = nullptr;  // null asks the workers to end
     void* context_ = nullptr;
     std::vector<std::thread> workers_;

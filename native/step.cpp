@@ -43,8 +43,8 @@ void check_sequence(const StepArrays& s, int b, const Limits& limits) {
     const int64_t first = int64_t(s.context[b]) - (to - from);
     for (int row = from; row < to; row++)
         if (s.positions[row] != first + (row - from) || first < 0)
-            refuse("positions of sequence " + std::to_string(b) + " must ascend by one up to context - 1 = " +
-                   std::to_string(s.context[b] - 1));
+            refuse("positions of sequence " + std::to_string(b) +
+                   " must ascend by one up to context - 1 = " + std::to_string(s.context[b] - 1));
     const size_t wanted = (s.context[b] + kPageTokens - 1) / kPageTokens;
     if (s.table(b).size() < wanted)
         refuse("sequence " + std::to_string(b) + " needs " + std::to_string(wanted) + " pages and has " +

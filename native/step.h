@@ -1,5 +1,5 @@
-// What crosses into a plan each step, as views of the caller's arrays, and the check that makes them safe to index with.
-// Field names and meanings are those of headrace.program.step.
+// What crosses into a plan each step, as views of the caller's arrays, and the check that makes them safe to index
+// with. Field names and meanings are those of headrace.program.step.
 #pragma once
 #include <cstdint>
 #include <span>

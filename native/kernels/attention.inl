@@ -1,6 +1,6 @@
-// Attention for one split of 256 positions: scores, softmax and the weighted sum of values, in float32 over bf16 pages.
-// Owes the same bits for a query row whoever shares its tile: lanes are keys for scores (one fma chain in ascending d) and
-// columns for values (one fma chain in ascending position); a row never reads a key or value that it does not see.
+// Attention for one split of 256 positions: scores, softmax and the weighted sum of values, in float32 over f16 pages.
+// Owes the same bits for a query row whoever shares its tile: lanes are keys for scores (one fma chain in ascending d)
+// and columns for values (one fma chain in ascending position); a row never reads a key or value that it does not see.
 #pragma once
 #include "../attention.h"
 
@@ -13,30 +13,31 @@ using headrace::kSplitTokens;
 using headrace::kTileRows;
 
 #if defined(HEADRACE_AVX512)
-constexpr int kScoreRows = 8, kWideColumns = 4, kWideRows = 6;  // rows at once; column vectors at once, up to kWideRows rows
+constexpr int kScoreRows = 8, kWideColumns = 4,
+              kWideRows = 6;  // rows at once; column vectors at once, up to kWideRows rows
 #elif defined(HEADRACE_AVX2)
 constexpr int kScoreRows = 2, kWideColumns = 2, kWideRows = 2;
 #else
 constexpr int kScoreRows = 1, kWideColumns = 1, kWideRows = 1;
 #endif
 
-HR_INLINE const uint8_t* page_of(const AttendSplit& w, int page) { return w.cache + size_t(w.pages[page]) * w.page_stride; }
+HR_INLINE const uint8_t* page_of(const AttendSplit& w, int page) {
+    return w.cache + size_t(w.pages[page]) * w.page_stride;
+}
 
-// scores[r][0 .. 31] = q_r . K of a page. q: [pair][R][2]
+// scores[r][0 .. 31] = q_r . K of a page. q: [d][R]
 template <int R>
-static void score_page(const uint8_t* keys, const uint8_t* next, int pairs, const float* q, float* scores) {
+static void score_page(const uint16_t* keys, const uint16_t* next, int head_dim, const float* q, float* scores) {
     VF a[R], b[R];
     for (int r = 0; r < R; r++) a[r] = b[r] = zero();
-    for (int i = 0; i < pairs; i++, q += 2 * R) {
-        const VB lo = load_bytes(keys + 128 * i), hi = load_bytes(keys + 128 * i + 64);
-        prefetch(next + 128 * i);
-        prefetch(next + 128 * i + 64);
-        const VF lo0 = pair_first(lo), lo1 = pair_second(lo), hi0 = pair_first(hi), hi1 = pair_second(hi);
+    for (int d = 0; d < head_dim; d++, q += R) {
+        const VF lo = load_half(keys + kPageTokens * d), hi = load_half(keys + kPageTokens * d + 16);
+        prefetch(next + kPageTokens * d);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const VF x = set1(q[2 * r]), y = set1(q[2 * r + 1]);
-            a[r] = fma(y, lo1, fma(x, lo0, a[r]));
-            b[r] = fma(y, hi1, fma(x, hi0, b[r]));
+            const VF x = set1(q[r]);
+            a[r] = fma(x, lo, a[r]);
+            b[r] = fma(x, hi, b[r]);
         }
     }
     for (int r = 0; r < R; r++) {
@@ -48,21 +49,19 @@ static void score_page(const uint8_t* keys, const uint8_t* next, int pairs, cons
 template <int R>
 static void score_rows(const AttendSplit& w, int row, int first_page, int last_page, float* scores) {
     float q[kMaxHeadDim * R];
-    const int pairs = w.head_dim / 2, base = w.split * (kSplitTokens / kPageTokens);
-    for (int i = 0; i < pairs; i++)
-        for (int r = 0; r < R; r++) {
-            q[2 * (i * R + r)] = w.q[row + r][2 * i];
-            q[2 * (i * R + r) + 1] = w.q[row + r][2 * i + 1];
-        }
+    const int base = w.split * (kSplitTokens / kPageTokens);
+    for (int d = 0; d < w.head_dim; d++)
+        for (int r = 0; r < R; r++) q[d * R + r] = w.q[row + r][d];
     for (int p = first_page; p < last_page; p++) {
         const uint8_t* next = page_of(w, p + 2 < last_page ? p + 2 : p);
-        score_page<R>(page_of(w, p), next, pairs, q, scores + (p - base) * kPageTokens);
+        score_page<R>((const uint16_t*)page_of(w, p), (const uint16_t*)next, w.head_dim, q,
+                      scores + (p - base) * kPageTokens);
     }
 }
 
 using ScoreRows = void (*)(const AttendSplit&, int, int, int, float*);
 static constexpr ScoreRows kScore[] = {
-    nullptr, score_rows<1>,
+    nullptr,       score_rows<1>,
 #if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2)
     score_rows<2>,
 #endif
@@ -76,8 +75,8 @@ HR_INLINE VF capped(VF x, float cap) {  // cap * tanh(x / cap), tanh(y) = 1 - 2 
     return set1(cap) * (set1(1.0f) - set1(2.0f) / (e + set1(1.0f)));
 }
 
-// Scores of positions from .. to - 1 (multiples of 16, relative to the split) become weights; those outside lo .. hi - 1
-// become exactly 0. Element i belongs to lane i mod 16.
+// Scores of positions from .. to - 1 (multiples of 16, relative to the split) become weights; those outside lo .. hi -
+// 1 become exactly 0. Element i belongs to lane i mod 16.
 static void soften(float* s, int from, int to, int lo, int hi, float scale, float softcap, float* max, float* sum) {
     const VF by = set1(scale);
     VF most = set1(-__builtin_inff());
@@ -121,11 +120,12 @@ static void weigh(const AttendSplit& w, int column, const float* weights, int fr
     for (int t = from; t < to;) {
         const int page = t / kPageTokens, end = to < (page + 1) * kPageTokens ? to : (page + 1) * kPageTokens;
         const uint16_t* v = (const uint16_t*)(page_of(w, page) + keys) + size_t(t % kPageTokens) * width + column;
-        const uint8_t* next = page_of(w, end + kPageTokens < to ? page + 2 : page) + keys + size_t(t % kPageTokens) * width * 2;
+        const uint8_t* next =
+            page_of(w, end + kPageTokens < to ? page + 2 : page) + keys + size_t(t % kPageTokens) * width * 2;
         const float* p = weights + (t - start);
         for (; t < end; t++, v += width, p++, next += 2 * width) {
             VF x[C];
-            for (int c = 0; c < C; c++) x[c] = load_bf16(v + 16 * c);
+            for (int c = 0; c < C; c++) x[c] = load_half(v + 16 * c);
             if (column == 0)
                 for (int i = 0; i < 2 * width; i += 64) prefetch(next + i);
 #pragma GCC unroll 8
@@ -153,7 +153,7 @@ static void weigh_rows(const AttendSplit& w, const float* weights, int from, int
 
 using WeighRows = void (*)(const AttendSplit&, const float*, int, int, float*);
 static constexpr WeighRows kWeigh[] = {
-    nullptr, weigh_rows<1>,
+    nullptr,       weigh_rows<1>,
 #if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2)
     weigh_rows<2>,
 #endif
@@ -213,7 +213,8 @@ static void attend_split(const AttendSplit& w) {
     }
 }
 
-// Adds a later split (max, sum, out) to what the earlier ones gave (all_max, all_sum, all); n columns, a multiple of 16.
+// Adds a later split (max, sum, out) to what the earlier ones gave (all_max, all_sum, all); n columns, a multiple
+// of 16.
 static void attend_merge(float* all, float* all_max, float* all_sum, const float* out, float max, float sum, int n) {
     float top[16], a[16], b[16];
     const VF m = ::max(set1(*all_max), set1(max));
@@ -232,18 +233,27 @@ static void attend_finish(const float* all, float sum, int n, float* out) {
     if (i < n) store_some(out + i, load(all + i) / set1(sum), n - i);
 }
 
-HR_INLINE uint32_t to_bf16(float x) {  // to nearest, ties to even; a NaN stays one
+// float32 to IEEE half: to nearest, ties to even, whatever the rounding and denormal modes; a NaN stays one.
+HR_INLINE uint16_t to_half(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return (u >> 16) | 64;
-    return (u + 0x7fffu + ((u >> 16) & 1)) >> 16;
+    const uint32_t sign = (u >> 16) & 0x8000, a = u & 0x7fffffff;
+    if (a >= 0x47800000) return (uint16_t)(sign | (a > 0x7f800000 ? 0x7e00 : 0x7c00));  // 65536 and beyond, NaN
+    if (a >= 0x38800000)
+        return (uint16_t)(sign | ((a - 0x38000000 + 0xfff + ((a >> 13) & 1)) >> 13));  // may round to inf
+    if (a < 0x33000000) return (uint16_t)sign;                                         // at most half of the smallest
+    const uint32_t m = (a & 0x7fffff) | 0x800000, shift = 126 - (a >> 23), half = 1u << (shift - 1);
+    return (uint16_t)(sign | ((m + half - 1 + ((m >> shift) & 1)) >> shift));
 }
 
 static void write_kv(const float* k, const float* v, int head_dim, int slot, uint8_t* page) {
-    uint32_t* keys = (uint32_t*)page + slot;
-    for (int i = 0; i < head_dim / 2; i++) keys[i * kPageTokens] = to_bf16(k[2 * i]) | to_bf16(k[2 * i + 1]) << 16;
-    uint16_t* values = (uint16_t*)(page + headrace::key_bytes(head_dim)) + size_t(slot) * headrace::value_width(head_dim);
-    for (int i = 0; i < head_dim; i++) values[i] = (uint16_t)to_bf16(v[i]);
+    uint16_t* keys = (uint16_t*)page + slot;
+    uint16_t* values =
+        (uint16_t*)(page + headrace::key_bytes(head_dim)) + size_t(slot) * headrace::value_width(head_dim);
+    for (int i = 0; i < head_dim; i++) {
+        keys[i * kPageTokens] = to_half(k[i]);
+        values[i] = to_half(v[i]);
+    }
 }
 
 static void fill_attention(headrace::KernelTable& t) {

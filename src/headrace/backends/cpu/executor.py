@@ -32,7 +32,7 @@ class CpuBackend:
     name: str = field(default="cpu", init=False)
 
     def page_bytes(self, program: Program) -> int:
-        """Bytes of one KV page over all layers: bfloat16; rows of values are padded to 16."""
+        """Bytes of one KV page over all layers: float16; rows of values are padded to 16."""
         return sum(_layer_bytes(*layer) for layer in _layers(program))
 
     def executor(self, program: Program, weights: WeightSource, limits: Limits) -> CpuExecutor:
@@ -65,6 +65,15 @@ def _layer_bytes(kv_heads: int, head_dim: int) -> int:
     return kv_heads * PAGE * 2 * (head_dim + -(-head_dim // 16) * 16)
 
 
+def _check_memory(page_bytes: int, pages: int) -> None:
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if page_bytes * pages > there:
+        raise CapacityError(
+            f"{pages} KV pages take {page_bytes * pages / 1e9:.1f} GB and this machine has {there / 1e9:.1f} GB;"
+            " take fewer pages"
+        )
+
+
 class CpuExecutor:
     """A program as a native plan, with its packed weights and its KV cache. `run` is not re-entrant."""
 
@@ -72,6 +81,7 @@ class CpuExecutor:
         layers = _layers(program)
         self.isa, self.threads = isa, limits.threads or default_threads()
         self._limits, self._merge = limits, merge
+        _check_memory(sum(_layer_bytes(*layer) for layer in layers), limits.pages)
         try:
             self._weights: Loaded | None = load(program.weights.values(), weights, self.threads)
             self._plan: Plan | None = self._make_plan(limits, layers)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._native import Packed
+from headrace._native import Packed, Room
 from headrace.base.errors import EngineError
 from headrace.program import Part, Weight, WeightData, WeightSource
 from headrace.quant.blocks import dequantize
 
 PANEL = 16
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
+MOST_PARTS = 16
 
 Floats = NDArray[np.float32]
 Piece = tuple[Packed, int, int]
@@ -58,16 +59,46 @@ class Loaded:
         return sum(packed.values()) + sum(v.nbytes for v in self.vectors.values())
 
 
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """Where matrices go, and who packs them."""
+
+    room: Room
+    pool: ThreadPoolExecutor
+
+    def packed(self, part: Part, first: int, rows: int, columns: int) -> Packed:
+        """Rows of a part, packed by all threads."""
+        packed = Packed(part.format.name, rows, columns, self.room)
+        step = max(PANEL, CHUNK_BYTES // max(1, packed.row_bytes) // PANEL * PANEL)
+
+        def pack(row: int) -> None:
+            packed.pack(row, np.ascontiguousarray(part.data[first + row : first + min(row + step, rows)]))
+
+        if rows <= step:
+            pack(0)
+        else:
+            list(self.pool.map(pack, range(0, rows, step)))
+        return packed
+
+
 def load(weights: Iterable[Weight], source: WeightSource, threads: int) -> Loaded:
     """Packs one weight after the other and lets go of each one's bytes in the file."""
-    loaded = Loaded({}, {})
+    loaded, all_weights = Loaded({}, {}), list(weights)
+    room = Room(sum(map(_most_bytes, all_weights)))
     with ThreadPoolExecutor(threads) as pool:
-        for weight in weights:
-            _load_one(weight, source, loaded, pool)
+        for weight in all_weights:
+            _load_one(weight, source, loaded, _Packer(room, pool))
     return loaded
 
 
-def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, pool: ThreadPoolExecutor) -> None:
+def _most_bytes(weight: Weight) -> int:
+    """What a weight takes at most: no format is larger than float32, each part may add a panel."""
+    matrices = weight.shape[0] if len(weight.shape) == 3 else 1
+    panels = matrices * (-(-weight.rows // PANEL) + MOST_PARTS) if len(weight.shape) > 1 else 0
+    return panels * PANEL * (weight.columns + 2) * 4
+
+
+def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, packer: _Packer) -> None:
     if weight.name in loaded.matrices:
         return
     data = source.load(weight.name)
@@ -76,13 +107,13 @@ def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, pool: Thread
         loaded.vectors[weight.name] = np.ascontiguousarray(values, np.float32)
     else:
         shared = loaded.matrices.get(data.same_as) if data.same_as else None
-        loaded.matrices[weight.name] = shared or _pack(weight, data, pool)
+        loaded.matrices[weight.name] = shared or _pack(weight, data, packer)
         if data.same_as:
             loaded.matrices[data.same_as] = loaded.matrices[weight.name]
     source.release(weight.name)
 
 
-def _pack(weight: Weight, data: WeightData, pool: ThreadPoolExecutor) -> Matrix:
+def _pack(weight: Weight, data: WeightData, packer: _Packer) -> Matrix:
     count = weight.shape[0] if len(weight.shape) == 3 else 1
     if sum(len(p.data) for p in data.parts) != count * weight.rows:
         raise EngineError(
@@ -92,7 +123,9 @@ def _pack(weight: Weight, data: WeightData, pool: ThreadPoolExecutor) -> Matrix:
     at = 0
     for part in data.parts:
         cuts = list(_cuts(at, len(part.data), weight.rows))
-        for (index, _, _), piece in zip(cuts, _pieces(part, [c[1:] for c in cuts], weight.columns, pool), strict=True):
+        for (index, _, _), piece in zip(
+            cuts, _pieces(part, [c[1:] for c in cuts], weight.columns, packer), strict=True
+        ):
             stack[index].append(piece)
         at += len(part.data)
     return Matrix(tuple(map(tuple, stack)))
@@ -108,22 +141,8 @@ def _cuts(at: int, rows: int, each: int) -> Iterator[tuple[int, int, int]]:
         done += n
 
 
-def _pieces(part: Part, cuts: list[tuple[int, int]], columns: int, pool: ThreadPoolExecutor) -> list[Piece]:
+def _pieces(part: Part, cuts: list[tuple[int, int]], columns: int, packer: _Packer) -> list[Piece]:
     if all(first % PANEL == 0 for first, _ in cuts):  # every matrix begins on a panel: one packed matrix serves all
-        packed = _packed(part, 0, len(part.data), columns, pool)
+        packed = packer.packed(part, 0, len(part.data), columns)
         return [(packed, first, n) for first, n in cuts]
-    return [(_packed(part, first, n, columns, pool), 0, n) for first, n in cuts]
-
-
-def _packed(part: Part, first: int, rows: int, columns: int, pool: ThreadPoolExecutor) -> Packed:
-    packed = Packed(part.format.name, rows, columns)
-    step = max(PANEL, CHUNK_BYTES // max(1, packed.row_bytes) // PANEL * PANEL)
-
-    def pack(row: int) -> None:
-        packed.pack(row, np.ascontiguousarray(part.data[first + row : first + min(row + step, rows)]))
-
-    if rows <= step:
-        pack(0)
-    else:
-        list(pool.map(pack, range(0, rows, step)))
-    return packed
+    return [(packer.packed(part, first, n, columns), 0, n) for first, n in cuts]
