@@ -19,6 +19,7 @@ $(STAMP): pyproject.toml $(NATIVE)
 	@echo "installing headrace and building its native module (a minute or two) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check 'scikit-build-core>=0.11' 'nanobind>=2.8' ninja cmake
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev]'
+	@cp $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/headrace/_native.pyi src/headrace/
 	@touch $@
 
 serve: $(STAMP) ## fetch MODEL (default smollm2-135m) and serve it on 127.0.0.1:8000

@@ -99,6 +99,8 @@ struct Columns {
 };
 
 // One array for each member of Sampled, on the heap until Python owns them.
+using Arrays = nb::typed<nb::tuple, nb::object, nb::ellipsis>;
+
 struct Outputs {
     size_t rows, places;
     int32_t *tokens = new int32_t[rows], *rank = new int32_t[rows], *status = new int32_t[rows];
@@ -108,14 +110,14 @@ struct Outputs {
     void take(size_t r, const SampledRow& row) {
         tokens[r] = row.token, logprob[r] = row.logprob, rank[r] = row.rank, status[r] = row.status;
     }
-    nb::tuple give() const {
-        return nb::make_tuple(array(tokens, {rows}), array(logprob, {rows}), array(rank, {rows}),
+    Arrays give() const {
+        return Arrays(nb::make_tuple(array(tokens, {rows}), array(logprob, {rows}), array(rank, {rows}),
                               array(top_ids, {rows, places}), array(top_logprobs, {rows, places}),
-                              array(status, {rows}));
+                              array(status, {rows})));
     }
 };
 
-nb::tuple sample(const std::string& isa, Table<float> logits, int vocab, Column<float> temperature,
+Arrays sample(const std::string& isa, Table<float> logits, int vocab, Column<float> temperature,
                  Column<int32_t> top_k, Column<float> top_p, Column<float> min_p, Column<float> repetition,
                  Column<float> presence, Column<float> frequency, Column<uint64_t> seed, Column<int32_t> position,
                  Column<int32_t> choice, Column<int32_t> target, Column<int32_t> logprobs, Column<int32_t> bias_indptr,

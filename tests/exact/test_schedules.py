@@ -37,7 +37,7 @@ class Recorder:
     """An engine whose every logits row is hashed."""
 
     def __init__(self, path: Path, **settings: object) -> None:
-        all_settings = EngineSettings.of(str(path), **({"max_model_len": 700, "max_num_seqs": 6} | settings))
+        all_settings = EngineSettings.of(str(path), **({"max_model_len": 440, "max_num_seqs": 6} | settings))
         text = open_text(all_settings, path)
         self.engine: Engine = load_engine(all_settings, path, text.tokenizer.vocab_size, {})
         self.engine.runner.keep_logits = True
@@ -84,7 +84,7 @@ def pool(vocab: int, size: int, seed: int) -> list[Call]:
             top_p=rng.choice([1.0, 0.9]),
             top_k=rng.choice([0, 20]),
             repetition_penalty=rng.choice([1.0, 1.1]),
-            max_tokens=rng.randint(1, 24),
+            max_tokens=rng.choice([1, 5, 20, 90, 130]),
             prompt_logprobs=1 if rng.random() < 0.2 else None,
             ignore_eos=True,
         )
@@ -135,13 +135,13 @@ def compare(recorder: Recorder, rows: list[Hashes], tokens: list[list[int]]) -> 
 
 PAGE_BYTES = 2 * 2 * 64 * 2 * 32 * 2  # layers, K and V, head size, KV heads, tokens, bytes
 SETTINGS = [  # threads, chunk, prefix cache, pages
-    (2, 512, True, 30),
-    (1, 64, True, 24),
-    (2, 33, False, 26),
-    (2, 8, True, 40),
-    (1, 512, True, 24),
-    (2, 100, True, 24),
-    (2, 1, True, 30),
+    (2, 512, True, 20),
+    (1, 64, True, 14),
+    (2, 33, False, 16),
+    (2, 8, True, 30),
+    (1, 512, True, 14),
+    (2, 100, True, 16),
+    (2, 1, True, 18),
 ]
 
 
@@ -166,25 +166,26 @@ def run_schedules(path: Path, calls: list[Call], count: int, seed: int) -> Itera
         recorder.engine.close()
 
 
-def check_schedules(path: Path, count: int, seed: int) -> None:
+def check_schedules(path: Path, count: int, seed: int, preempted: int) -> None:
+    """At least `preempted` sequences must have run out of pages on the way."""
     results = list(run_schedules(path, pool(290, 24, seed), count, seed))
     assert all(compared > count for compared, _ in results)
-    assert sum(preemptions for _, preemptions in results) > 10, "no schedule ran out of pages"
+    assert sum(preemptions for _, preemptions in results) >= preempted, "no schedule ran out of pages"
 
 
 @pytest.mark.slow
 def test_no_bit_differs_in_500_random_schedules(tiny: Path) -> None:
-    check_schedules(tiny, 500, seed=1)
+    check_schedules(tiny, 500, seed=1, preempted=10)
 
 
 def test_no_bit_differs_in_a_few_random_schedules(tiny: Path) -> None:
-    check_schedules(tiny, 28, seed=2)
+    check_schedules(tiny, 28, seed=2, preempted=0)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(10, 20))
 def test_no_bit_differs_in_thousands_of_random_schedules(tiny: Path, seed: int) -> None:
-    check_schedules(tiny, 1000, seed)
+    check_schedules(tiny, 1000, seed, preempted=20)
 
 
 @pytest.mark.parametrize("isa", ["scalar", "avx2"])
@@ -205,9 +206,9 @@ def test_a_real_model_says_the_same_in_company(smollm2: Path) -> None:
         )
         for n, t in [(5, 0.0), (40, 0.8), (33, 0.0), (257, 1.0), (300, 0.0), (64, 0.5), (1, 0.0), (511, 0.0)]
     ]
-    rows, tokens = alone(smollm2, calls)
+    rows, tokens = alone(smollm2, calls, max_model_len=600)
     for chunk in (512, 37):
-        recorder = Recorder(smollm2, threads=2, max_num_batched_tokens=chunk, max_num_seqs=8)
+        recorder = Recorder(smollm2, max_model_len=600, threads=2, max_num_batched_tokens=chunk, max_num_seqs=8)
         for k in range(2):
             schedule(recorder, calls, random.Random(k), str(k), list(range(len(calls))))
             compare(recorder, rows, tokens)

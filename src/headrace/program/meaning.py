@@ -57,7 +57,8 @@ def _embed(op: Op, x: Sequence[Array], w: Sequence[F32], _: Surroundings) -> tup
 
 
 def _norm(op: Op, x: Sequence[Array], w: Sequence[F32], _: Surroundings) -> tuple[F32, ...]:
-    slices = x[0].reshape(len(x[0]), op.attrs["heads"], -1)
+    heads = op.attrs["heads"]
+    slices = x[0].reshape(len(x[0]), heads, x[0].shape[1] // heads)
     mean = np.mean(np.square(slices, dtype=np.float64), axis=-1, keepdims=True)
     scaled = slices * (1.0 / np.sqrt(mean + op.attrs["eps"])).astype(np.float32) * w[0]
     return (scaled.reshape(x[0].shape),)
@@ -80,7 +81,7 @@ def _qkv(op: Op, x: Sequence[Array], w: Sequence[F32], _: Surroundings) -> tuple
 
 def _turn(x: F32, cos: F32, sin: F32, head_dim: int) -> F32:
     """Turns the pairs (i, i + rotary/2) of each head; cos and sin [T, rotary/2]. What lies beyond rotary stays."""
-    heads = x.reshape(len(x), -1, head_dim)
+    heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
     half = cos.shape[1]
     c, s = cos[:, None, :], sin[:, None, :]
     a, b = heads[..., :half], heads[..., half : 2 * half]

@@ -169,7 +169,7 @@ def sample(logits: F32, sampling: Sampling, vocab: int) -> Sampled:
         logprob=np.zeros(rows, np.float32),
         rank=np.zeros(rows, np.int32),
         top_ids=np.full((rows, width), -1, np.int32),
-        top_logprobs=np.full((rows, width), -1, np.float32),
+        top_logprobs=np.full((rows, width), -np.inf, np.float32),
         status=np.zeros(rows, np.int32),
     )
     for r in range(rows):

@@ -88,7 +88,7 @@ class Sampled:
     tokens: the sampled id, or the target. logprob: of that token in the raw distribution (before bias, penalties,
         temperature).
     rank: 1 is the most likely. top_ids, top_logprobs [R, N]: the N best, descending, ties to the lowest id; unused
-        places -1.
+        places hold -1 and -inf.
     status: 0 right; 1 the logits hold a NaN or +inf, the token is then meaningless; 2 no token is allowed.
     """
 
