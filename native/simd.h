@@ -160,7 +160,9 @@ HR_INLINE float largest(VF a) { return _mm512_reduce_max_ps(a.v); }  // of lanes
 HR_INLINE VF dot_pairs(VF acc, VB w, uint32_t a2) {
     return {_mm512_dpbf16_ps(acc.v, (__m512bh)w.v, (__m512bh)_mm512_set1_epi32((int32_t)a2))};
 }
+// into the first cache, or (far) only into the second, which waits for more lines at once
 HR_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+HR_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
 #elif defined(HEADRACE_AVX2)
 
@@ -347,6 +349,7 @@ HR_INLINE VF dot_pairs(VF acc, VB w, uint32_t a2) {
     return fma(pair_first(w), a, fma(pair_second(w), b, acc));
 }
 HR_INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+HR_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 #undef HR_BOTH
 
 #else  // plain arrays: the oracle, and any machine
@@ -532,6 +535,7 @@ HR_INLINE VF dot_pairs(VF acc, VB w, uint32_t a2) {
     return fma(pair_first(w), set1(float_of(a2 << 16)), fma(pair_second(w), set1(float_of(a2 & 0xffff0000u)), acc));
 }
 HR_INLINE void prefetch(const void*) {}
+HR_INLINE void prefetch_far(const void*) {}
 #undef HR_EACH
 
 #endif
