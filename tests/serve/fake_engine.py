@@ -38,6 +38,7 @@ class FakeEngine:
         self.says = tokenizer.encode("the answer is here", add_special_tokens=False)
         self.pace = 0.0
         self.logprob = -0.5
+        self.unlikely = False  # whether what is said is beyond the alternatives
         self.trouble: Callable[[Stream, int], None] | None = None  # called before each token
         self.seen: list[Add] = []
         self.aborted: list[str] = []
@@ -116,6 +117,7 @@ class FakeEngine:
         )
 
     def _wire(self, token: int, count: int) -> tuple[int, float, int, tuple[tuple[int, float], ...]]:
-        others = [(token + 1 + i) % self.tokenizer.vocab_size for i in range(max(count - 1, 0))]
-        top = [(token, self.logprob), *((other, self.logprob - 1 - i) for i, other in enumerate(others))]
-        return token, self.logprob, 1, tuple(top[:count])
+        others = [(token + 1 + i) % self.tokenizer.vocab_size for i in range(count)]
+        own = [] if self.unlikely else [(token, self.logprob)]
+        top = [*own, *((other, self.logprob - 1 - i) for i, other in enumerate(others))]
+        return token, self.logprob - 100 * self.unlikely, 1 + count * self.unlikely, tuple(top[:count])

@@ -166,6 +166,16 @@ async def test_a_cut_character_is_one_mark(
     assert usage["completion_tokens"] == count
 
 
+async def test_a_token_beyond_the_alternatives_is_still_told(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.unlikely = True
+    answer = await post(client, CHAT, messages=HI, logprobs=True, top_logprobs=2, max_tokens=1)
+    (token,) = answer["choices"][0]["logprobs"]["content"]
+    assert token["logprob"] == -100.5
+    assert [top["logprob"] for top in token["top_logprobs"]] == [-1.5, -2.5]
+    answer = await post(client, TEXT, prompt="a", logprobs=2, max_tokens=1)
+    assert sorted(answer["choices"][0]["logprobs"]["top_logprobs"][0].values()) == [-100.5, -2.5, -1.5]
+
+
 async def test_infinite_logprobs_are_floored(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.logprob = -math.inf
     answer = await post(client, CHAT, messages=HI, logprobs=True, top_logprobs=3)

@@ -62,6 +62,8 @@ async def free(engine: FakeEngine, app: App) -> None:
     async with asyncio.timeout(1):
         while engine.running or app.desk.open:
             await asyncio.sleep(0.005)
+        while any(not task.done() and task is not asyncio.current_task() for task in asyncio.all_tasks()):
+            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -72,11 +74,12 @@ async def test_a_client_that_leaves_is_aborted(engine: FakeEngine, app: App, pat
     caller = Caller(app, path, {**body, "stream": stream})
     await caller.until(lambda: bool(engine.seen) and (not stream or '"index":0' in caller.text))
     caller.left.set()
-    await free(engine, app)
     await asyncio.wait_for(caller.task, 1)
+    await free(engine, app)
     assert len(engine.aborted) == len(engine.seen)
     assert "[DONE]" not in caller.text
-    assert b'finished_reason="abort"' in app.metrics.text()
+    aborted = next(line for line in app.metrics.text().decode().splitlines() if 'finished_reason="abort"' in line)
+    assert float(aborted.split()[-1]) == len(engine.seen)
 
 
 @pytest.mark.parametrize("at", [0, 3])

@@ -57,9 +57,7 @@ def chosen(of: Logprobs) -> tuple[int, Logprob]:
 
 def best(of: Logprobs, count: int) -> list[tuple[int, Logprob]]:
     """The `count` likeliest, the likeliest first; the token that is there only if it is one of them."""
-    items = list(of.items())
-    items = items[1:] if len(items) > count else items
-    return sorted(items, key=lambda item: -item[1].logprob)[:count]
+    return sorted(of.items(), key=lambda item: -item[1].logprob)[:count]
 
 
 def chat_logprobs(steps: Iterable[Logprobs], names: TokenNames, count: int) -> ChatLogprobs:

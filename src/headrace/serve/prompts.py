@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.base.errors import ContextTooLong, RequestError
+from headrace.base.errors import RequestError
 from headrace.serve.requests import ChatRequest, CompletionRequest, Limits, Prompt, check_length
 from headrace.text import normalise_messages
 
@@ -61,11 +61,10 @@ class Prompts:
             continue_final_message=request.continue_final_message,
             **request.template_kwargs,
         )
-        return self._fits(self._tokenizer.encode_chat(rendered), "messages", request.asked.params.max_tokens)
+        return self._fits(self._tokenizer.encode_chat(rendered), "messages")
 
     def _completion(self, request: CompletionRequest) -> list[list[int]]:
-        most = request.asked.params.max_tokens
-        return [self._fits(self._ids(p, request.add_special_tokens), "prompt", most) for p in request.prompts]
+        return [self._fits(self._ids(p, request.add_special_tokens), "prompt") for p in request.prompts]
 
     def _ids(self, prompt: Prompt, add_special_tokens: bool) -> list[int]:
         if not isinstance(prompt, str):
@@ -73,19 +72,11 @@ class Prompts:
         self._check_size(len(prompt), "prompt")
         return _naming("prompt", self._tokenizer.encode, prompt, add_special_tokens)
 
-    def _fits(self, ids: list[int], param: str, max_tokens: int | None) -> list[int]:
-        """A prompt may fill the context only if nothing is to be generated."""
+    def _fits(self, ids: list[int], param: str) -> list[int]:
+        """Whether an answer fits as well is for the engine to say, which knows how long it may be."""
         if not ids:
             raise RequestError(f"{param} is empty: there is no token to begin from.", param=param)
-        most = self._limits.max_model_len
-        check_length(len(ids), most, param)
-        if len(ids) == most and max_tokens != 0:
-            raise ContextTooLong(
-                f"This model's maximum context length is {most} tokens. Your prompt contains {len(ids)} input tokens, "
-                "which leaves no room for an output token. Please reduce the length of the input prompt.",
-                param=param,
-                code="context_length_exceeded",
-            )
+        check_length(len(ids), self._limits.max_model_len, param)
         return ids
 
     def _check_size(self, characters: int, param: str) -> None:
