@@ -85,6 +85,7 @@ def test_what_cannot_work_is_one_plain_line_and_1(tiny: Path, args: tuple[str, .
     assert ran.stdout == ""
 
 
+@pytest.mark.slow
 def test_generate_from_an_argument_and_from_standard_input(tiny: Path) -> None:
     flags = ["--temperature", "0", "--max_tokens", "9", *REFERENCE]
     first = headrace("generate", str(tiny), "hello", *flags)
@@ -97,6 +98,7 @@ def test_generate_from_an_argument_and_from_standard_input(tiny: Path) -> None:
     assert raw.stdout != first.stdout
 
 
+@pytest.mark.slow
 def test_generate_says_how_fast_and_with_which_seed(tiny: Path) -> None:
     flags = ["--max-tokens", "9", "--stats", "--raw", "-n", "2", *REFERENCE]
     first = headrace("generate", str(tiny), "hello", *flags)
@@ -107,12 +109,14 @@ def test_generate_says_how_fast_and_with_which_seed(tiny: Path) -> None:
     assert headrace("generate", str(tiny), "hello", *flags, "--seed", seed).stdout == first.stdout
 
 
+@pytest.mark.slow
 def test_generate_refuses_what_is_no_text(tiny: Path) -> None:
     ran = headrace("generate", "-m", str(tiny), *REFERENCE, stdin=b"\xff\xfe")
     assert ran.returncode == 1
     assert "UTF-8" in ran.stderr
 
 
+@pytest.mark.slow
 def test_chat_remembers_until_reset(tiny: Path) -> None:
     flags = ["--temperature", "0", "--max-tokens", "6", *REFERENCE]
     once = headrace("chat", str(tiny), *flags, stdin="hi\n").stdout.rstrip("\n")
@@ -124,6 +128,7 @@ def test_chat_remembers_until_reset(tiny: Path) -> None:
     assert after.startswith(once + "\nno such command: /nothing\n/help")
 
 
+@pytest.mark.slow
 def test_chat_tells_when_the_conversation_is_full(tiny: Path) -> None:
     flags = ["--max-tokens", "2", *REFERENCE]
     ran = headrace("chat", str(tiny), *flags, stdin="x" * 1000 + "\nhi\n")
@@ -155,6 +160,7 @@ def test_generate_loads_nothing_of_the_server() -> None:
     assert ran.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_long_generation(tiny: Path) -> None:
     slow = ["--no-kv-cache", "--ignore-eos", "--max-tokens", "auto", *REFERENCE]
     command = [sys.executable, "-m", "headrace.cli", "generate", str(tiny), "x", *slow]
@@ -169,6 +175,7 @@ def test_ctrl_c_ends_a_long_generation(tiny: Path) -> None:
     assert b"Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_chat_ends_the_answer_then_the_program(tiny: Path) -> None:
     """On a terminal of its own, as a user has it."""
     parent, child = pty.openpty()

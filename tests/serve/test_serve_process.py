@@ -21,8 +21,10 @@ import openai
 import pytest
 
 from conftest import golden
+from headrace.engine import Stats
+from headrace.serve.process import stats_line
 
-LONG: dict[str, Any] = {"max_tokens": 1500, "temperature": 0, "extra_body": {"ignore_eos": True}}
+pytestmark = pytest.mark.slow
 
 
 class Server:
@@ -293,6 +295,28 @@ def test_a_dead_engine_ends_streams_and_the_server(tiny: Path) -> None:
         assert time.monotonic() - start < 1.5
         assert server.process.wait(5) == 1
         assert "Traceback" not in server.log
+
+
+def test_sigterm_while_loading(tiny: Path) -> None:
+    command = [sys.executable, "-m", "headrace.cli", "serve", str(tiny), "--port", "0", "--backend", "reference"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "loading" in process.stderr.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    until(lambda: children.read_text())
+    engine = [int(pid) for pid in children.read_text().split()]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 0
+    assert gone(engine)
+
+
+def test_the_line_of_every_ten_seconds() -> None:
+    before = Stats(prompt_tokens=100, generation_tokens=50, prefix_queries=100, prefix_hits=0, pages=10)
+    after = Stats(1, 2, 5, 0, 10, 300, 150, 0, 200, 25, 9)
+    assert stats_line(before, after, 10.0) == (
+        "Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 10.0 tokens/s, Running: 1 reqs, "
+        "Waiting: 2 reqs, CPU KV cache usage: 50.0%, Prefix cache hit rate: 25.0%"
+    )
 
 
 def test_a_bad_model_is_one_line(tmp_path: Path) -> None:

@@ -25,9 +25,11 @@ from headrace.engine import EngineClient, Stats
 from headrace.serve.app import App, AppSettings
 from headrace.serve.errors import GoingAway
 from headrace.serve.http import MAX_BODY, Protocol11
+from headrace.weights import resolve
 
 STATS_SECONDS = 10.0
 LINGER_SECONDS = 0.5  # after the engine's death, for clients and health checks to hear of it
+KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed as they reuse it
 GRACE_SECONDS = 1  # for connections to close once their responses have ended
 
 
@@ -49,6 +51,8 @@ def serve(engine: EngineSettings, settings: ServeSettings) -> int:
     """Serve until told to stop; the exit code. Raises HeadraceError when it cannot start."""
     to_stderr()
     sock = bind(settings.host, settings.port)
+    # Fetched out here, where Ctrl-C still ends a download; the engine then finds it at once.
+    resolve(engine.model, revision=engine.revision)
     with sock, asyncio.Runner(loop_factory=_config(None).get_loop_factory()) as runner:
         return runner.run(_Process(engine, settings, sock).run())
 
@@ -87,6 +91,7 @@ def _config(app: Any) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         backlog=2048,
     )
 
