@@ -71,8 +71,7 @@ struct Prepared {
     std::vector<uint16_t> bf16;
     std::vector<int8_t> q;
     std::vector<float> d, s;
-    std::vector<int32_t> sums;
-    std::vector<int16_t> halves;
+    std::vector<int32_t> sums, halves;
     ActivationBuffers buffers;
 
     Prepared(Input kind, const float* x, int rows, int columns) {
@@ -82,23 +81,22 @@ struct Prepared {
         v.f32 = x;
         v.f32_stride = columns;
         v.bf16_stride = (columns + 1) / 2 * 2;
-        v.q_stride = (columns + 255) / 256 * 256;
+        v.q_stride = (columns + 31) / 32 * 32;
         v.blocks_stride = v.q_stride / 32;
         buffers.want_bf16 = kind == Input::BF16;
         buffers.want_q32 = kind == Input::Q32;
-        buffers.want_q256 = kind == Input::Q256;
         bf16.resize(n * v.bf16_stride);
         q.resize(n * v.q_stride);
         d.resize(n * v.blocks_stride);
         s.resize(n * v.blocks_stride);
-        sums.resize(n * 2 * v.blocks_stride);
-        halves.resize(n * v.blocks_stride);
+        sums.resize(n * v.blocks_stride);
+        halves.resize(n * 2 * v.blocks_stride);
         v.bf16 = bf16.data();
-        v.q32 = v.q256 = q.data();
-        v.d32 = v.d256 = d.data();
+        v.q32 = q.data();
+        v.d32 = d.data();
         v.s32 = s.data();
-        v.sum32 = v.sum16 = sums.data();
-        v.sum32h = halves.data();
+        v.sum32 = sums.data();
+        v.sum16 = halves.data();
     }
 
     void fill(const KernelTable& k) {
@@ -178,12 +176,12 @@ Out2<float> linear_of(const std::string& isa, const Packed& p, Matrix x, int fir
     return out.out();
 }
 
-constexpr const char* kInputs[] = {"f32", "bf16", "q32", "q256"};
+constexpr const char* kInputs[] = {"f32", "bf16", "q32"};
 
 Input input_named(const std::string& kind) {
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 3; i++)
         if (kind == kInputs[i]) return static_cast<Input>(i);
-    throw std::invalid_argument("no input is called '" + kind + "'; choose one of: bf16, q32, q256");
+    throw std::invalid_argument("no input is called '" + kind + "'; choose one of: bf16, q32");
 }
 
 template <class T>
@@ -197,8 +195,6 @@ Arrays prepare(const std::string& isa, const std::string& kind, Matrix x) {
     const Input input = input_named(kind);
     check(input != Input::F32, "an f32 input needs no preparation");
     const int n = size_of(x.shape(0), "rows of x"), columns = size_of(x.shape(1), "columns of x");
-    check(input != Input::Q256 || columns % 256 == 0,
-          "q256 needs whole blocks of 256 columns, not " + std::to_string(columns));
     Prepared in(input, x.data(), n, columns);
     in.fill(table(isa));
     const Activations& v = in.buffers.view;
@@ -210,12 +206,7 @@ Arrays prepare(const std::string& isa, const std::string& kind, Matrix x) {
         out["d"] = copy_rows(v.d32, n, v.blocks_stride, blocks);
         out["sum"] = copy_rows(v.sum32, n, v.blocks_stride, blocks);
         out["s"] = copy_rows(v.s32, n, v.blocks_stride, blocks);
-    }
-    if (input == Input::Q256) {
-        out["q"] = copy_rows(v.q256, n, v.q_stride, columns);
-        out["d"] = copy_rows(v.d256, n, v.blocks_stride, columns / 256);
-        out["sum16"] = copy_rows(v.sum16, n, 2 * v.blocks_stride, columns / 16);
-        out["sum32"] = copy_rows(v.sum32h, n, v.blocks_stride, columns / 32);
+        out["sum16"] = copy_rows(v.sum16, n, 2 * v.blocks_stride, 2 * blocks);
     }
     return out;
 }
@@ -337,8 +328,7 @@ void bind_kernels(nb::module_& m) {
           "`repeats`.");
     m.def("prepare", &prepare, "isa"_a, "kind"_a, "x"_a.noconvert(),
           "A linear's input as kernels read it. kind bf16: {bf16 uint16 [M, even K]}; q32: {q int8 [M, K], d, sum, s "
-          "[M, K/32]};\n"
-          "q256: {q int8 [M, K], d [M, K/256], sum16 [M, K/16], sum32 [M, K/32]}.");
+          "[M, K/32], sum16 [M, K/16]}.");
     m.def("norm", &norm, "isa"_a, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a,
           "x / sqrt(mean(x^2) + eps) * weight, float32 [n].");
     m.def("glu", &glu, "isa"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "activation"_a,

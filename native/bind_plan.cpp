@@ -202,7 +202,7 @@ Every call raises ValueError when what it is given does not fit together.)")
         .def("route_to", &Plan::route_to, "choices"_a,
              "Experts a row may choose at most; before slot buffers are made.")
         .def("buffer", &Plan::buffer, "width"_a, "extent"_a, "A new buffer's number.")
-        .def("prepared", &Plan::prepared, "columns"_a, "extent"_a, "f32"_a, "bf16"_a, "q32"_a, "q256"_a,
+        .def("prepared", &Plan::prepared, "columns"_a, "extent"_a, "f32"_a, "bf16"_a, "q32"_a,
              "Room for a linear's input in the kinds its weights want; its number.")
         .def("table", &table, "cos"_a, "sin"_a, "A rotation's cos and sin [context, rotary / 2]; its number.")
         .def("embed", &Plan::embed, "table"_a, "scale"_a, "out"_a)

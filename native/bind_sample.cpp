@@ -112,18 +112,17 @@ struct Outputs {
     }
     Arrays give() const {
         return Arrays(nb::make_tuple(array(tokens, {rows}), array(logprob, {rows}), array(rank, {rows}),
-                              array(top_ids, {rows, places}), array(top_logprobs, {rows, places}),
-                              array(status, {rows})));
+                                     array(top_ids, {rows, places}), array(top_logprobs, {rows, places}),
+                                     array(status, {rows})));
     }
 };
 
-Arrays sample(const std::string& isa, Table<float> logits, int vocab, Column<float> temperature,
-                 Column<int32_t> top_k, Column<float> top_p, Column<float> min_p, Column<float> repetition,
-                 Column<float> presence, Column<float> frequency, Column<uint64_t> seed, Column<int32_t> position,
-                 Column<int32_t> choice, Column<int32_t> target, Column<int32_t> logprobs, Column<int32_t> bias_indptr,
-                 Column<int32_t> bias_ids, Column<float> bias_values, Column<int32_t> penalty_indptr,
-                 Column<int32_t> penalty_ids, Column<int32_t> penalty_counts, Column<int32_t> mask_rows,
-                 Table<int32_t> masks) {
+Arrays sample(const std::string& isa, Table<float> logits, int vocab, Column<float> temperature, Column<int32_t> top_k,
+              Column<float> top_p, Column<float> min_p, Column<float> repetition, Column<float> presence,
+              Column<float> frequency, Column<uint64_t> seed, Column<int32_t> position, Column<int32_t> choice,
+              Column<int32_t> target, Column<int32_t> logprobs, Column<int32_t> bias_indptr, Column<int32_t> bias_ids,
+              Column<float> bias_values, Column<int32_t> penalty_indptr, Column<int32_t> penalty_ids,
+              Column<int32_t> penalty_counts, Column<int32_t> mask_rows, Table<int32_t> masks) {
     const KernelTable& kernels = *choose_kernels(isa.c_str());
     const Columns in{temperature, top_k,          top_p,       min_p,          repetition, presence,    frequency,
                      seed,        position,       choice,      target,         logprobs,   bias_indptr, bias_ids,

@@ -24,8 +24,9 @@ bool has_avx2() {
 bool has_avx512() {
 #if defined(__x86_64__)
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") &&
-           __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
+           __builtin_cpu_supports("avx512bf16");
 #else
     return false;
 #endif
@@ -44,7 +45,8 @@ const KernelTable* choose_kernels(const char* isa) {
         if (std::string(isa) == t->isa) return t;
         names += (names.empty() ? "" : ", ") + std::string(t->isa);
     }
-    throw std::invalid_argument("instruction set '" + std::string(isa) + "' is not available here; choose one of: " + names);
+    throw std::invalid_argument("instruction set '" + std::string(isa) +
+                                "' is not available here; choose one of: " + names);
 }
 
 }  // namespace headrace

@@ -22,12 +22,12 @@ namespace headrace {
 namespace {
 
 constexpr FormatInfo kInfo[kFormats] = {
-    {"f32", 1, 4, 2, 128, Input::F32},          {"f16", 1, 2, 2, 64, Input::F32},
-    {"bf16", 1, 2, 2, 64, Input::BF16},         {"q4_0", 32, 18, 32, 288, Input::Q32},
-    {"q4_1", 32, 20, 32, 320, Input::Q32},      {"q5_0", 32, 22, 32, 352, Input::Q32},
-    {"q5_1", 32, 24, 32, 384, Input::Q32},      {"q8_0", 32, 34, 32, 544, Input::Q32},
-    {"q4_k", 256, 144, 256, 2368, Input::Q256}, {"q5_k", 256, 176, 256, 2880, Input::Q256},
-    {"q6_k", 256, 210, 256, 3360, Input::Q256},
+    {"f32", 1, 4, 2, 128, Input::F32},         {"f16", 1, 2, 2, 64, Input::F32},
+    {"bf16", 1, 2, 2, 64, Input::BF16},        {"q4_0", 32, 18, 32, 288, Input::Q32},
+    {"q4_1", 32, 20, 32, 320, Input::Q32},     {"q5_0", 32, 22, 32, 352, Input::Q32},
+    {"q5_1", 32, 24, 32, 384, Input::Q32},     {"q8_0", 32, 34, 32, 544, Input::Q32},
+    {"q4_k", 256, 144, 256, 2368, Input::Q32}, {"q5_k", 256, 176, 256, 2880, Input::Q32},
+    {"q6_k", 256, 210, 256, 3360, Input::Q32},
 };
 
 constexpr int kLine = 64;  // bytes of a line: 16 rows of 4
@@ -117,7 +117,7 @@ void put_k_scales(const uint8_t* block, Lane to, int at) {
     for (int i = 0; i < kRuns; i++) {
         const Six s = six(block + 4, i);
         p[16 * i + to.row] = s.scale;
-        p[128 + 32 * (i / 2) + 2 * to.row + i % 2] = s.offset;
+        p[128 + 16 * i + to.row] = s.offset;
     }
     to.half(at + 256, block + 2);
     to.half(at + 288, block);
@@ -274,7 +274,7 @@ void unpack_k(const uint8_t* tile, int row, float* out) {
     for (int run = 0; run < kRuns; run++) {
         int q[32];
         Get(tile + run * Lines * kLine, row, q);
-        const float step = d * scales[16 * run + row], low = least * scales[128 + 32 * (run / 2) + 2 * row + run % 2];
+        const float step = d * scales[16 * run + row], low = least * scales[128 + 16 * run + row];
         for (int i = 0; i < 32; i++) out[32 * run + i] = step * static_cast<float>(q[i]) - low;
     }
 }

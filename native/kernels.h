@@ -25,11 +25,7 @@ struct Activations {
     const float* d32 = nullptr;      // [rows][blocks_stride]
     const int32_t* sum32 = nullptr;  // [rows][blocks_stride]   sum of the block's q
     const float* s32 = nullptr;      // [rows][blocks_stride]   d * (float)sum
-    // Input::Q256: symmetric int8 per 256 values, for the K formats
-    const int8_t* q256 = nullptr;     // [rows][q_stride]
-    const float* d256 = nullptr;      // [rows][blocks_stride]   one per 256 (index b, blocks_stride shared)
-    const int32_t* sum16 = nullptr;   // [rows][2 * blocks_stride] sum of each 16 q
-    const int16_t* sum32h = nullptr;  // [rows][blocks_stride]   sum of each 32 q (fits: 32 * 127)
+    const int32_t* sum16 = nullptr;  // [rows][2 * blocks_stride] sum of each half block's q
     int q_stride = 0;
     int blocks_stride = 0;  // at least K / 32, even
 };
@@ -37,7 +33,7 @@ struct Activations {
 // The same arrays, writable, and which of them to fill.
 struct ActivationBuffers {
     Activations view;
-    bool want_bf16 = false, want_q32 = false, want_q256 = false;
+    bool want_bf16 = false, want_q32 = false;
 };
 
 // out[m * out_stride + i] for i in 0 .. 16 * panels: rows of the weight from `packed` on; m in 0 .. rows. Any rows
@@ -72,7 +68,8 @@ struct GumbelSearch {
 struct KernelTable {
     const char* isa;  // "scalar", "avx2", "avx512"
     LinearFn linear[kFormats];
-    int row_tile;  // rows the linear kernels like to be given at once (16, 4, 1)
+    LinearFn linear_bf16_exact;  // bf16 weights on Input::F32
+    int row_tile;                // rows the linear kernels like to be given at once (16, 4, 1)
 
     // RMSNorm of one row: out = x * (1 / sqrt(mean(x^2) + eps)) * weight. 16 virtual lanes, fixed tree.
     void (*norm)(const float* x, const float* weight, int n, float eps, float* out);

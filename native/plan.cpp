@@ -125,12 +125,12 @@ Plan::Input& Plan::input(int id) {
     return inputs_[id];
 }
 
-int Plan::prepared(int columns, Extent extent, bool f32, bool bf16, bool q32, bool q256) {
+int Plan::prepared(int columns, Extent extent, bool f32, bool bf16, bool q32) {
     require(columns > 0, "an input needs at least one column");
     inputs_.push_back({{}, columns, extent});
     Prepared& p = inputs_.back().prepared;
     Activations& a = p.buffers.view;
-    const size_t rows = rows_of(extent), wide = padded(columns, 256), blocks = wide / 32;
+    const size_t rows = rows_of(extent), wide = padded(columns, 32), blocks = wide / 32;
     const auto take = [&](size_t elements, auto* kind) {
         p.memory.emplace_back(rows * elements * sizeof(*kind));
         return reinterpret_cast<decltype(kind)>(p.memory.back().data());
@@ -138,7 +138,7 @@ int Plan::prepared(int columns, Extent extent, bool f32, bool bf16, bool q32, bo
     a.columns = columns;
     a.f32_stride = a.bf16_stride = a.q_stride = static_cast<int>(wide);
     a.blocks_stride = static_cast<int>(blocks);
-    p.buffers.want_bf16 = bf16, p.buffers.want_q32 = q32, p.buffers.want_q256 = q256;
+    p.buffers.want_bf16 = bf16, p.buffers.want_q32 = q32;
     if (f32) a.f32 = p.f32 = take(wide, static_cast<float*>(nullptr));
     if (bf16) a.bf16 = take(wide, static_cast<uint16_t*>(nullptr));
     if (q32) {
@@ -146,12 +146,7 @@ int Plan::prepared(int columns, Extent extent, bool f32, bool bf16, bool q32, bo
         a.d32 = take(blocks, static_cast<float*>(nullptr));
         a.sum32 = take(blocks, static_cast<int32_t*>(nullptr));
         a.s32 = take(blocks, static_cast<float*>(nullptr));
-    }
-    if (q256) {
-        a.q256 = take(wide, static_cast<int8_t*>(nullptr));
-        a.d256 = take(blocks, static_cast<float*>(nullptr));
         a.sum16 = take(2 * blocks, static_cast<int32_t*>(nullptr));
-        a.sum32h = take(blocks, static_cast<int16_t*>(nullptr));
     }
     return static_cast<int>(inputs_.size()) - 1;
 }
@@ -264,6 +259,9 @@ void Plan::combine(Slice y, Slice routing, Slice out) {
     row_op("combine", Extent::Tokens, combine_op(view(y), view(routing), &slots_, view(out)));
 }
 
+// Whether bf16 weights meet an input that was left in float32.
+static bool wide(Format format, const Activations& a) { return format == Format::BF16 && a.f32 && !a.bf16; }
+
 std::vector<Piece> Plan::pieces(const std::vector<PieceRef>& refs, const Input& in, int width) const {
     std::vector<Piece> all;
     int first = 0;
@@ -273,10 +271,11 @@ std::vector<Piece> Plan::pieces(const std::vector<PieceRef>& refs, const Input& 
                 "rows lie outside their matrix");
         require(rows % kLanes == 0 || row + rows == packed->rows(), "only the last panel of a matrix may be cut");
         const Activations& a = in.prepared.buffers.view;
-        const void* wanted[] = {a.f32, a.bf16, a.q32, a.q256};
-        require(wanted[static_cast<int>(info(packed->format()).input)],
+        const void* wanted[] = {a.f32, a.bf16, a.q32};
+        require(wide(packed->format(), a) || wanted[static_cast<int>(info(packed->format()).input)],
                 "the input is not prepared for the weight's format");
-        const LinearFn kernel = kernels_->linear[static_cast<int>(packed->format())];
+        LinearFn kernel = kernels_->linear[static_cast<int>(packed->format())];
+        if (wide(packed->format(), a)) kernel = kernels_->linear_bf16_exact;
         require(kernel, std::string("no kernel for ") + info(packed->format()).name);
         all.push_back({kernel, packed->panel(row / kLanes), packed->panel_bytes(), rows, packed->columns(), first});
         first += rows;

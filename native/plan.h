@@ -25,7 +25,7 @@ class Plan {
     // ---- building; extents of results decide where a phase goes: those of logits rows run last, in chunks
     void route_to(int choices);  // experts a row may choose at most; before slot buffers are made
     int buffer(int width, Extent extent);
-    int prepared(int columns, Extent extent, bool f32, bool bf16, bool q32, bool q256);
+    int prepared(int columns, Extent extent, bool f32, bool bf16, bool q32);
     int table(std::vector<float> cos, std::vector<float> sin, int rotary);  // [context][rotary / 2] each
 
     void embed(const std::vector<const Packed*>& table, float scale, Slice out);

@@ -47,7 +47,7 @@ struct Prepare : RowOp {
         const float* from = x.row(slots ? slots->source[row] : row);
         const ActivationBuffers& b = into->buffers;
         if (into->f32) memcpy(into->f32 + size_t(row) * b.view.f32_stride, from, sizeof(float) * x.width);
-        if (b.want_bf16 || b.want_q32 || b.want_q256) here.kernels().prepare(from, row, b);
+        if (b.want_bf16 || b.want_q32) here.kernels().prepare(from, row, b);
     }
 };
 

@@ -5,11 +5,10 @@
 //   32 values a block:   isum = sum of wq * aq, exact
 //                        acc = fma(isum - zero * asum, dw * da, acc)
 //                        affine formats: acc = fma(mw, sa, acc)
-//   256 values a block:  total = sum over runs of scale * isum, exact
-//                        acc = fma(total, dw * da, acc)
-//                        Q4_K, Q5_K: acc = fma(-(sum over runs of offset * asum), mw * da, acc)
-//   f32, f16:            acc = fma(w, x, acc)
-//   bf16:                inputs in pairs, the second of a pair first: acc = fma(w1, x1, acc), then fma(w0, x0, acc),
+//   256 values a block:  its eight runs of 32 as above, dw = d * scale, mw = -least * offset
+//                        (Q6_K: isum = scale0 * isum of the first half + scale1 * isum of the second, dw = d)
+//   f32, f16:            acc = fma(w, x, acc); bf16 as well, where the input is left in float32
+//   bf16 times bf16:     inputs in pairs, the second of a pair first: acc = fma(w1, x1, acc), then fma(w0, x0, acc),
 //                        denormals as zero. This is what VDPBF16PS computes: equal in 9.6 million random cases, Zen 4.
 #pragma once
 
@@ -83,6 +82,7 @@ struct Fives {
 
 struct Sixes {
     static constexpr int kBytes = 6 * kLine;
+    static constexpr bool kFar = false;
     template <int J>
     HR_INLINE VB line(const uint8_t* w) {
         return with_bits<4 - 2 * (J % 4)>(Nibbles::line<J>(w), load_bytes(w + kLine * (4 + J / 4)), 0x30);
@@ -149,161 +149,101 @@ HR_INLINE VI dot_half(const VB* q, const int8_t* a, VI sum) {
 // The quant 2^shift stands for zero; kNoZero: quants are meant as they are.
 constexpr int kNoZero = -1, kEightsZero = kEightsCentred ? kNoZero : 7;
 
-// --- 32 values a block -------------------------------------------------------------------------------------
+// --- block formats: how the 32 values of a run weigh, given the two halves of their dot products -------------
 
+// One row's activations of a run.
+struct Run {
+    const float *d, *s;          // scale; scale * sum
+    const int32_t *sum, *sum16;  // of the run, of its halves
+};
+
+// 32 values a block: a scale, perhaps an offset.
 template <class Quants, int ZeroShift, bool IsAffine>
 struct Block32 {
     using Q = Quants;
-    static constexpr int kZeroShift = ZeroShift;
-    static constexpr bool kAffine = IsAffine;
-    static constexpr int kBytes = Q::kBytes + (IsAffine ? 64 : 32);
+    static constexpr int kRuns = 1, kBytes = Q::kBytes + (IsAffine ? 64 : 32);
+    VF d, offset;
+    HR_MEMBER Block32(const uint8_t* tile, int)
+        : d(load_half((const uint16_t*)(tile + Q::kBytes))),
+          offset(IsAffine ? load_half((const uint16_t*)(tile + Q::kBytes + 32)) : zero()) {}
+    HR_MEMBER VF add(VF acc, VI first, VI second, Run a) const {
+        VI sum = first + second;
+        if constexpr (ZeroShift != kNoZero) sum = sum - shl<ZeroShift>(seti(*a.sum));
+        acc = fma(to_float(sum), d * set1(*a.d), acc);
+        if constexpr (IsAffine) acc = fma(offset, set1(*a.s), acc);
+        return acc;
+    }
 };
 
-template <class F>
-HR_INLINE VI without_zero(VI sum, const int32_t* activations) {
-    if constexpr (F::kZeroShift == kNoZero)
-        return sum;
-    else
-        return sum - shl<F::kZeroShift>(seti(*activations));
-}
-
-template <class F, int M>
-void tile32(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out,
-            int stride) {
-    const int8_t* q = in.q32 + (size_t)row0 * in.q_stride;
-    const size_t scales = (size_t)row0 * in.blocks_stride;
-    const float *da = in.d32 + scales, *sa = in.s32 + scales;
-    const int32_t* asum = in.sum32 + scales;
-    const int bs = in.blocks_stride, blocks = columns / 32;
-    for (int p = 0; p < panels; p++, w += panel_bytes, out += 16) {
-        VF acc[M];
-        HR_UNROLL
-        for (int m = 0; m < M; m++) acc[m] = zero();
-        const uint8_t* t = w;
-        for (int b = 0; b < blocks; b++, t += F::kBytes) {
-            prefetch_tile<F::kBytes, F::Q::kFar>(t);
-            const VF d = load_half((const uint16_t*)(t + F::Q::kBytes));
-            const VF offset = F::kAffine ? load_half((const uint16_t*)(t + F::Q::kBytes + 32)) : zero();
-            const auto add = [&](int m, VI sum) __attribute__((always_inline)) {
-                sum = without_zero<F>(sum, asum + m * bs + b);
-                acc[m] = fma(to_float(sum), d * set1(da[m * bs + b]), acc[m]);
-                if constexpr (F::kAffine) acc[m] = fma(offset, set1(sa[m * bs + b]), acc[m]);
-            };
-#if defined(HEADRACE_AVX512)
-            const Lines l = lines_of<typename F::Q>(t);
-            HR_UNROLL
-            for (int m = 0; m < M; m++) {
-                const int8_t* a = q + (size_t)m * in.q_stride + 32 * b;
-                add(m, dot_half<typename F::Q>(l.q, a, zeroi()) + dot_half<typename F::Q>(l.q + 4, a + 16, zeroi()));
-            }
-#else
-            Sums<M> s;
-            dot_run<typename F::Q, M>(t, q + 32 * b, in.q_stride, s);
-            HR_UNROLL
-            for (int m = 0; m < M; m++) add(m, s.first[m] + s.second[m]);
-#endif
-        }
-        HR_UNROLL
-        for (int m = 0; m < M; m++) store(out + (size_t)m * stride, acc[m]);
-    }
-}
-
-// --- 256 values a block ------------------------------------------------------------------------------------
-
-// Q4_K, Q5_K: an unsigned scale and an offset for each run of 32.
+// Q4_K, Q5_K: an unsigned scale and an offset for each run, times two factors of the block.
 template <class Quants>
 struct Block256Affine {
     using Q = Quants;
-    static constexpr int kScales = 8 * Q::kBytes, kBytes = kScales + 256 + 64;
-
-    // what run `s` adds to the total, given the two halves of its dot products
-    struct Scale {
-        VI v;
-        HR_MEMBER Scale(const uint8_t* tile, int s) : v(load_u8(tile + kScales + 16 * s)) {}
-        HR_MEMBER VI apply(VI first, VI second, const int32_t*) const { return (first + second) * v; }
-    };
-    template <int M>
-    HR_INLINE void finish(const uint8_t* tile, const VI* total, const float* da, const int16_t* sums, int bs, int b,
-                          VF* acc) {
-        const VF least = load_half((const uint16_t*)(tile + kScales + 256)),
-                 d = load_half((const uint16_t*)(tile + kScales + 288));
-        HR_UNROLL
-        for (int m = 0; m < M; m++) {
-            VI low = zeroi();
-            HR_UNROLL
-            for (int i = 0; i < 4; i++)
-                low = dot2(low, widen_u8(tile + kScales + 128 + 32 * i), int_at(sums + m * bs + 8 * b + 2 * i));
-            const VF s = set1(da[m * bs + b]);
-            acc[m] = fma(to_float(total[m]), d * s, acc[m]);
-            acc[m] = fnma(to_float(low), least * s, acc[m]);
-        }
+    static constexpr int kRuns = 8, kScales = 8 * Q::kBytes, kBytes = kScales + 256 + 64;
+    VF d, offset;
+    HR_MEMBER Block256Affine(const uint8_t* tile, int run)
+        : d(load_half((const uint16_t*)(tile + kScales + 288)) * to_float(load_u8(tile + kScales + 16 * run))),
+          offset(load_half((const uint16_t*)(tile + kScales + 256)) *
+                 to_float(load_u8(tile + kScales + 128 + 16 * run))) {}
+    HR_MEMBER VF add(VF acc, VI first, VI second, Run a) const {
+        acc = fma(to_float(first + second), d * set1(*a.d), acc);
+        return fnma(offset, set1(*a.s), acc);
     }
 };
 
-// Q6_K: a signed scale for each 16 values; the quant 32 stands for zero.
+// Q6_K: a signed scale for each half of a run; the quant 32 stands for zero.
 struct Block256Signed {
     using Q = Sixes;
-    static constexpr int kScales = 8 * Q::kBytes, kBytes = kScales + 256 + 32;
-
-    struct Scale {
-        VI first, second;
-        HR_MEMBER Scale(const uint8_t* tile, int s)
-            : first(load_s8((const int8_t*)tile + kScales + 32 * s)),
-              second(load_s8((const int8_t*)tile + kScales + 32 * s + 16)) {}
-        HR_MEMBER VI apply(VI a, VI b, const int32_t* sums) const {
-            return (a - shl<5>(seti(sums[0]))) * first + (b - shl<5>(seti(sums[1]))) * second;
-        }
-    };
-    template <int M>
-    HR_INLINE void finish(const uint8_t* tile, const VI* total, const float* da, const int16_t*, int bs, int b,
-                          VF* acc) {
-        const VF d = load_half((const uint16_t*)(tile + kScales + 256));
-        HR_UNROLL
-        for (int m = 0; m < M; m++) acc[m] = fma(to_float(total[m]), d * set1(da[m * bs + b]), acc[m]);
+    static constexpr int kRuns = 8, kScales = 8 * Q::kBytes, kBytes = kScales + 256 + 32;
+    VF d;
+    VI one, two;
+    HR_MEMBER Block256Signed(const uint8_t* tile, int run)
+        : d(load_half((const uint16_t*)(tile + kScales + 256))),
+          one(load_s8((const int8_t*)tile + kScales + 32 * run)),
+          two(load_s8((const int8_t*)tile + kScales + 32 * run + 16)) {}
+    HR_MEMBER VF add(VF acc, VI first, VI second, Run a) const {
+        const VI sum = (first - shl<5>(seti(a.sum16[0]))) * one + (second - shl<5>(seti(a.sum16[1]))) * two;
+        return fma(to_float(sum), d * set1(*a.d), acc);
     }
 };
 
 template <class F, int M>
-void tile256(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0, float* out,
-             int stride) {
+void tile_quants(const uint8_t* w, size_t panel_bytes, int panels, int columns, const Activations& in, int row0,
+                 float* out, int stride) {
     using Q = typename F::Q;
-    const int bs = in.blocks_stride, blocks = columns / 256;
-    const int8_t* q = in.q256 + (size_t)row0 * in.q_stride;
-    const float* da = in.d256 + (size_t)row0 * bs;
-    const int32_t* sum16 = in.sum16 + (size_t)row0 * 2 * bs;
-    const int16_t* sum32 = in.sum32h + (size_t)row0 * bs;
+    const int8_t* q = in.q32 + (size_t)row0 * in.q_stride;
+    const int bs = in.blocks_stride, blocks = columns / (32 * F::kRuns);
+    const size_t at = (size_t)row0 * bs;
+    const Run all{in.d32 + at, in.s32 + at, in.sum32 + at, in.sum16 + 2 * at};
     for (int p = 0; p < panels; p++, w += panel_bytes, out += 16) {
         VF acc[M];
         HR_UNROLL
         for (int m = 0; m < M; m++) acc[m] = zero();
         const uint8_t* t = w;
         for (int b = 0; b < blocks; b++, t += F::kBytes) {
-            VI total[M];
-            HR_UNROLL
-            for (int m = 0; m < M; m++) total[m] = zeroi();
-            for (int s = 0; s < 8; s++) {
-                const uint8_t* run = t + s * Q::kBytes;
-                const int8_t* a = q + 256 * b + 32 * s;
-                const int32_t* sums = sum16 + 16 * b + 2 * s;
-                prefetch_tile<F::kBytes / 8, false>(run);
-                const typename F::Scale scale(t, s);
+            for (int s = 0; s < F::kRuns; s++) {
+                const uint8_t* lines = t + s * Q::kBytes;
+                const int r = b * F::kRuns + s;
+                prefetch_tile<F::kBytes / F::kRuns, Q::kFar>(lines);
+                const F block(t, s);
+                const auto add = [&](int m, VI first, VI second) __attribute__((always_inline)) {
+                    const int i = m * bs + r;
+                    acc[m] = block.add(acc[m], first, second, {all.d + i, all.s + i, all.sum + i, all.sum16 + 2 * i});
+                };
 #if defined(HEADRACE_AVX512)
-                const Lines l = lines_of<Q>(run);
+                const Lines l = lines_of<Q>(lines);
                 HR_UNROLL
                 for (int m = 0; m < M; m++) {
-                    const int8_t* am = a + (size_t)m * in.q_stride;
-                    total[m] = total[m] + scale.apply(dot_half<Q>(l.q, am, zeroi()),
-                                                      dot_half<Q>(l.q + 4, am + 16, zeroi()), sums + 2 * m * bs);
+                    const int8_t* a = q + (size_t)m * in.q_stride + 32 * r;
+                    add(m, dot_half<Q>(l.q, a, zeroi()), dot_half<Q>(l.q + 4, a + 16, zeroi()));
                 }
 #else
                 Sums<M> d;
-                dot_run<Q, M>(run, a, in.q_stride, d);
+                dot_run<Q, M>(lines, q + 32 * r, in.q_stride, d);
                 HR_UNROLL
-                for (int m = 0; m < M; m++)
-                    total[m] = total[m] + scale.apply(d.first[m], d.second[m], sums + 2 * m * bs);
+                for (int m = 0; m < M; m++) add(m, d.first[m], d.second[m]);
 #endif
             }
-            F::template finish<M>(t, total, da, sum32, bs, b, acc);
         }
         HR_UNROLL
         for (int m = 0; m < M; m++) store(out + (size_t)m * stride, acc[m]);
@@ -326,6 +266,23 @@ struct Single {
 struct Half : Single {
     static constexpr int kStep = 32;
     HR_INLINE VF weight(const uint8_t* w) { return load_half((const uint16_t*)w); }
+};
+
+// bf16 weights and float32 inputs: exact products, at half the rate.
+struct BrainExact {
+    static constexpr int kStep = 64;
+    HR_INLINE int steps(int columns) { return (columns + 1) / 2; }
+    struct Two {
+        float v[2];
+    };
+    HR_INLINE const Two* row(const Activations& in, int r) { return (const Two*)(in.f32 + (size_t)r * in.f32_stride); }
+    HR_INLINE size_t stride(const Activations& in) { return in.f32_stride / 2; }
+    using W = VB;
+    static constexpr bool kWide = false;
+    HR_INLINE W weight(const uint8_t* w) { return load_bytes(w); }
+    HR_INLINE VF step(VF acc, W w, const Two& x) {
+        return fma(pair_second(w), set1(x.v[1]), fma(pair_first(w), set1(x.v[0]), acc));
+    }
 };
 
 struct Brain {
@@ -428,17 +385,12 @@ constexpr int kRowTile = 16;
             1, fn<F, 1>                                                                                              \
         }                                                                                                            \
     }
-#define HR_TILES_SMALL(fn, F)                                                                                     \
-    {                                                                                                             \
-        {8, fn<F, 8>}, {6, fn<F, 6>}, {5, fn<F, 5>}, {4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, { 1, fn<F, 1> } \
-    }
 #elif defined(HEADRACE_AVX2)
 constexpr int kRowTile = 4;
 #define HR_TILES(fn, F)                                              \
     {                                                                \
         {4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, { 1, fn<F, 1> } \
     }
-#define HR_TILES_SMALL HR_TILES
 #else
 constexpr int kRowTile = 1;
 #define HR_TILES(fn, F) \
@@ -447,17 +399,11 @@ constexpr int kRowTile = 1;
             1, fn<F, 1> \
         }               \
     }
-#define HR_TILES_SMALL HR_TILES
 #endif
 
 template <class F>
-struct Rows32 {
-    static constexpr Tile kTiles[] = HR_TILES(tile32, F);
-    static constexpr int kGroup = 1;
-};
-template <class F>
-struct Rows256 {
-    static constexpr Tile kTiles[] = HR_TILES_SMALL(tile256, F);
+struct RowsQuants {
+    static constexpr Tile kTiles[] = HR_TILES(tile_quants, F);
     static constexpr int kGroup = 1;
 };
 template <class F>
@@ -491,14 +437,15 @@ static void fill_linear(headrace::KernelTable& t) {
     t.linear[(int)F::F32] = linear<RowsFloat<Single>, F::F32>;
     t.linear[(int)F::F16] = linear<RowsFloat<Half>, F::F16>;
     t.linear[(int)F::BF16] = linear<RowsFloat<Brain>, F::BF16>;
-    t.linear[(int)F::Q4_0] = linear<Rows32<Block32<Nibbles, 3, false>>, F::Q4_0>;
-    t.linear[(int)F::Q4_1] = linear<Rows32<Block32<Nibbles, kNoZero, true>>, F::Q4_1>;
-    t.linear[(int)F::Q5_0] = linear<Rows32<Block32<Fives, 4, false>>, F::Q5_0>;
-    t.linear[(int)F::Q5_1] = linear<Rows32<Block32<Fives, kNoZero, true>>, F::Q5_1>;
-    t.linear[(int)F::Q8_0] = linear<Rows32<Block32<Eights, kEightsZero, false>>, F::Q8_0>;
-    t.linear[(int)F::Q4_K] = linear<Rows256<Block256Affine<Nibbles>>, F::Q4_K>;
-    t.linear[(int)F::Q5_K] = linear<Rows256<Block256Affine<Fives>>, F::Q5_K>;
-    t.linear[(int)F::Q6_K] = linear<Rows256<Block256Signed>, F::Q6_K>;
+    t.linear_bf16_exact = linear<RowsFloat<BrainExact>, F::BF16>;
+    t.linear[(int)F::Q4_0] = linear<RowsQuants<Block32<Nibbles, 3, false>>, F::Q4_0>;
+    t.linear[(int)F::Q4_1] = linear<RowsQuants<Block32<Nibbles, kNoZero, true>>, F::Q4_1>;
+    t.linear[(int)F::Q5_0] = linear<RowsQuants<Block32<Fives, 4, false>>, F::Q5_0>;
+    t.linear[(int)F::Q5_1] = linear<RowsQuants<Block32<Fives, kNoZero, true>>, F::Q5_1>;
+    t.linear[(int)F::Q8_0] = linear<RowsQuants<Block32<Eights, kEightsZero, false>>, F::Q8_0>;
+    t.linear[(int)F::Q4_K] = linear<RowsQuants<Block256Affine<Nibbles>>, F::Q4_K>;
+    t.linear[(int)F::Q5_K] = linear<RowsQuants<Block256Affine<Fives>>, F::Q5_K>;
+    t.linear[(int)F::Q6_K] = linear<RowsQuants<Block256Signed>, F::Q6_K>;
 }
 
 }  // namespace

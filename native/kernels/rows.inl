@@ -61,7 +61,7 @@ static void quantize32(const float* x, int n, int row, const Activations& to) {
     int8_t* q = (int8_t*)to.q32 + (size_t)row * to.q_stride;
     const size_t at = (size_t)row * to.blocks_stride;
     float *d = (float*)to.d32 + at, *s = (float*)to.s32 + at;
-    int32_t* sums = (int32_t*)to.sum32 + at;
+    int32_t *sums = (int32_t*)to.sum32 + at, *halves = (int32_t*)to.sum16 + 2 * at;
     for (int b = 0; 32 * b < n; b++) {
         const VF x0 = load_part(x + 32 * b, n - 32 * b);
         const VF x1 = n - 32 * b > 16 ? load_part(x + 32 * b + 16, n - 32 * b - 16) : zero();
@@ -70,31 +70,10 @@ static void quantize32(const float* x, int n, int row, const Activations& to) {
         store_s8(q + 32 * b, q0);
         store_s8(q + 32 * b + 16, q1);
         d[b] = scale.d;
-        sums[b] = sum_ints(q0 + q1);
+        halves[2 * b] = sum_ints(q0);
+        halves[2 * b + 1] = sum_ints(q1);
+        sums[b] = halves[2 * b] + halves[2 * b + 1];
         s[b] = scale.d * (float)sums[b];
-    }
-}
-
-static void quantize256(const float* x, int n, int row, const Activations& to) {
-    int8_t* q = (int8_t*)to.q256 + (size_t)row * to.q_stride;
-    float* d = (float*)to.d256 + (size_t)row * to.blocks_stride;
-    int32_t* sum16 = (int32_t*)to.sum16 + (size_t)row * 2 * to.blocks_stride;
-    int16_t* sum32 = (int16_t*)to.sum32h + (size_t)row * to.blocks_stride;
-    for (int b = 0; 256 * (b + 1) <= n; b++) {  // only whole blocks can have readers
-        VF amax = zero(), tainted = zero();
-        for (int i = 0; i < 16; i++) {
-            const VF v = load(x + 256 * b + 16 * i);
-            amax = max(abs(v), amax);
-            tainted = tainted + taint(v);
-        }
-        const Scale scale = scale_of(largest(amax), tainted);
-        d[b] = scale.d;
-        for (int i = 0; i < 16; i++) {
-            const VI v = quantize(load(x + 256 * b + 16 * i), scale);
-            store_s8(q + 256 * b + 16 * i, v);
-            sum16[16 * b + i] = sum_ints(v);
-        }
-        for (int i = 0; i < 8; i++) sum32[8 * b + i] = (int16_t)(sum16[16 * b + 2 * i] + sum16[16 * b + 2 * i + 1]);
     }
 }
 
@@ -117,7 +96,6 @@ static void round_bf16(const float* x, int n, int row, const Activations& to) {
 static void prepare(const float* x, int row, const ActivationBuffers& buffers) {
     const Activations& to = buffers.view;
     if (buffers.want_q32) quantize32(x, to.columns, row, to);
-    if (buffers.want_q256) quantize256(x, to.columns, row, to);
     if (buffers.want_bf16) round_bf16(x, to.columns, row, to);
 }
 

@@ -6,9 +6,9 @@
 
 #include "../kernels.h"
 #include "../simd.h"
+#include "attention.inl"
 #include "linear.inl"
 #include "rows.inl"
-#include "attention.inl"
 #include "sample.inl"
 
 namespace headrace {

@@ -155,9 +155,8 @@ def prepared(name: str, x: Array) -> Doubles:
     if name == "bf16":
         bits = np.asarray(native.prepare(BEST, "bf16", x)["bf16"]).astype(np.uint32) << 16
         return bits.view(np.float32)[:, : x.shape[1]].astype(np.float64)
-    kind, block = ("q256", 256) if name.endswith("_k") else ("q32", 32)
-    p = {key: np.asarray(value) for key, value in native.prepare(BEST, kind, x).items()}
-    return np.asarray(p["q"].astype(np.float64) * np.repeat(p["d"].astype(np.float64), block, axis=1))
+    p = {key: np.asarray(value) for key, value in native.prepare(BEST, "q32", x).items()}
+    return np.asarray(p["q"].astype(np.float64) * np.repeat(p["d"].astype(np.float64), 32, axis=1))
 
 
 @all_formats
@@ -277,30 +276,26 @@ def test_what_is_not_finite_stays_visible_in_its_row_only(name: str, bad: float,
 # --- preparation ------------------------------------------------------------------------------------------------------
 
 
-def quantised(x: Array, block: int) -> tuple[npt.NDArray[np.int8], Array]:
-    parts = x.reshape(len(x), -1, block)
+def quantised(x: Array) -> tuple[npt.NDArray[np.int8], Array]:
+    parts = x.reshape(len(x), -1, 32)
     largest = np.abs(parts).max(axis=2)
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     return np.rint(parts * inverse[..., None]).astype(np.int8), largest / np.float32(127)
 
 
-@pytest.mark.parametrize("block", [32, 256])
 @given(seed=seeds, exponent=st.integers(-30, 30))
 @settings(max_examples=20, deadline=None)
-def test_activations_are_quantised_to_the_nearest_step(block: int, seed: int, exponent: int) -> None:
+def test_activations_are_quantised_to_the_nearest_step(seed: int, exponent: int) -> None:
     x = floats(generator(seed), 3, 512, spread=10.0**exponent)
     x[1, :300] = 0
-    quants, steps = quantised(x, block)
+    quants, steps = quantised(x)
     for isa in ISAS:
-        p = native.prepare(isa, f"q{block}", x)
+        p = native.prepare(isa, "q32", x)
         np.testing.assert_array_equal(p["q"], quants.reshape(3, -1))
         assert same(p["d"], steps)
-        if block == 32:
-            np.testing.assert_array_equal(p["sum"], quants.sum(axis=2, dtype=np.int32))
-            assert same(p["s"], steps * quants.sum(axis=2).astype(np.float32))
-        else:
-            np.testing.assert_array_equal(p["sum16"], quants.reshape(3, -1, 16).sum(axis=2, dtype=np.int32))
-            np.testing.assert_array_equal(p["sum32"], quants.reshape(3, -1, 32).sum(axis=2, dtype=np.int32))
+        np.testing.assert_array_equal(p["sum"], quants.sum(axis=2, dtype=np.int32))
+        np.testing.assert_array_equal(p["sum16"], quants.reshape(3, -1, 16).sum(axis=2, dtype=np.int32))
+        assert same(p["s"], steps * quants.sum(axis=2).astype(np.float32))
 
 
 @sets
@@ -312,16 +307,14 @@ def test_a_tail_is_padded_with_zeros_and_tiny_blocks_are_zero(isa: str) -> None:
     assert not tiny["q"].any() and not tiny["d"].any()
 
 
-@pytest.mark.parametrize("kind", ["q32", "q256"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @sets
-def test_a_block_that_is_not_finite_gets_a_nan_scale(kind: str, bad: float, isa: str) -> None:
+def test_a_block_that_is_not_finite_gets_a_nan_scale(bad: float, isa: str) -> None:
     x = floats(generator(), 1, 512)
     x[0, 300] = bad
-    p = native.prepare(isa, kind, x)
-    block = int(kind[1:])
-    assert np.isnan(p["d"]).nonzero()[1].tolist() == [300 // block]
-    assert not p["q"][0, 300 // block * block :][:block].any()
+    p = native.prepare(isa, "q32", x)
+    assert np.isnan(p["d"]).nonzero()[1].tolist() == [300 // 32]
+    assert not p["q"][0, 300 // 32 * 32 :][:32].any()
 
 
 @given(seed=seeds, n=lengths)

@@ -24,8 +24,7 @@ Kinds = frozenset[str]
 INPUT_KIND = {
     **dict.fromkeys(("f32", "f16"), "f32"),
     "bf16": "bf16",
-    **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"), "q32"),
-    **dict.fromkeys(("q4_k", "q5_k", "q6_k"), "q256"),
+    **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"), "q32"),
 }
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 EXTENTS = {"T": Extent.TOKENS, "R": Extent.LOGITS}
@@ -126,7 +125,7 @@ class Lowering:
         free = self._free_inputs.get((columns, extent, kinds))
         if free:
             return free.pop(), kinds
-        wants = {kind: kind in kinds for kind in ("f32", "bf16", "q32", "q256")}
+        wants = {kind: kind in kinds for kind in ("f32", "bf16", "q32")}
         return self.plan.prepared(columns, extent, **wants), kinds
 
     def give_input_back(self, held: tuple[int, Kinds], columns: int, extent: Extent) -> None:
