@@ -13,10 +13,12 @@ _MAKERS = {
 }
 
 
-def backend_named(name: str, isa: str = "") -> Backend:
-    """The back end of that name; isa: the instruction set for "cpu", "" for the best."""
+def backend_named(name: str, isa: str = "", bf16: bool = False) -> Backend:
+    """The back end of that name; isa, bf16: see `CpuBackend`; isa "" is the best there is."""
     if name not in _MAKERS:
         raise SettingError(f"backend must be one of {', '.join(_MAKERS)}, got {name!r}", param="backend")
     module, maker = _MAKERS[name]
-    made: Backend = getattr(import_module(module), maker)(**({"isa": isa} if name == "cpu" and isa else {}))
+    made: Backend = getattr(import_module(module), maker)(
+        **({"isa": isa or None, "bf16": bf16} if name == "cpu" else {})
+    )
     return made

@@ -30,6 +30,7 @@ class EngineSettings:
     batching: "continuous", or for comparison "static": a batch is filled and runs until all of it has ended.
     kv_cache: False recomputes the whole sequence at each step, for comparison.
     backend: "cpu", or "reference" (numpy, slow: the specification).
+    dtype: what the inputs of bf16 weights are: "float32" (and "auto"), or "bfloat16": up to twice as fast, less exact.
     isa: "scalar", "avx2" or "avx512"; "" takes the best of the machine, or the environment's HEADRACE_ISA.
     """
 
@@ -48,6 +49,7 @@ class EngineSettings:
     kv_cache: bool = True
     backend: Literal["cpu", "reference"] = "cpu"
     isa: str = ""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
     def __post_init__(self) -> None:
         for name, (ok, wanted) in _RULES.items():
@@ -99,6 +101,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "kv_cache": (_flag, "true or false"),
     "backend": (lambda v: v in ("cpu", "reference"), "'cpu' or 'reference'"),
     "isa": (lambda v: v in ("", "scalar", "avx2", "avx512"), "'scalar', 'avx2', 'avx512', or empty for the best"),
+    "dtype": (lambda v: v in ("auto", "float32", "bfloat16"), "'auto', 'float32' or 'bfloat16'"),
 }
 
 

@@ -61,7 +61,7 @@ def _template_text(given: str) -> str:
 def load_engine(settings: EngineSettings, path: Path, vocab_size: int, generation: Mapping[str, Any]) -> Engine:
     """The engine of a model on this machine. vocab_size: ids that the tokenizer knows; others are never drawn."""
     start = time.perf_counter()
-    backend = backend_named(settings.backend, settings.isa)
+    backend = backend_named(settings.backend, settings.isa, settings.dtype == "bfloat16")
     prepared = prepare(path)
     context = context_length(settings, prepared.config.context)
     vocab = min(vocab_size, prepared.config.vocab)

@@ -22,8 +22,7 @@ Kinds = frozenset[str]
 """Ways in which a linear's input is prepared: see native/formats.h, `Input`."""
 
 INPUT_KIND = {
-    **dict.fromkeys(("f32", "f16"), "f32"),
-    "bf16": "bf16",
+    **dict.fromkeys(("f32", "f16", "bf16"), "f32"),
     **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"), "q32"),
 }
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
@@ -44,6 +43,7 @@ class Lowering:
     weights: Loaded
     merge: bool
     context: int
+    bf16: bool = False  # bf16 weights take inputs rounded to bf16, as one instruction does, instead of float32
     places: dict[int, Slice] = field(default_factory=dict)
     _owners: Counter[int] = field(default_factory=Counter)  # live values of each buffer
     _free: dict[tuple[int, Extent], list[int]] = field(default_factory=dict)
@@ -133,7 +133,9 @@ class Lowering:
             self._free_inputs.setdefault((columns, extent, held[1]), []).append(held[0])
 
     def kinds(self, weight: str) -> Kinds:
-        return frozenset(INPUT_KIND[name] for name in self.weights.matrices[weight].formats)
+        return frozenset(
+            name if self.bf16 and name == "bf16" else INPUT_KIND[name] for name in self.weights.matrices[weight].formats
+        )
 
     def _wanted(self, value: Value) -> Kinds:
         readers = [

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._native import Packed, Room
 from headrace.base.errors import EngineError
+from headrace.base.formats import F32
 from headrace.program import Part, Weight, WeightData, WeightSource
 from headrace.quant.blocks import dequantize
 
@@ -81,13 +82,16 @@ class _Packer:
         return packed
 
 
-def load(weights: Iterable[Weight], source: WeightSource, threads: int) -> Loaded:
-    """Packs one weight after the other and lets go of each one's bytes in the file."""
+def load(weights: Iterable[Weight], source: WeightSource, threads: int, exact: frozenset[str] = frozenset()) -> Loaded:
+    """Packs one weight after the other and lets go of each one's bytes in the file.
+
+    exact: weights that are kept in float32, so that nothing rounds their inputs.
+    """
     loaded, all_weights = Loaded({}, {}), list(weights)
     room = Room(sum(map(_most_bytes, all_weights)))
     with ThreadPoolExecutor(threads) as pool:
         for weight in all_weights:
-            _load_one(weight, source, loaded, _Packer(room, pool))
+            _load_one(weight, source, loaded, _Packer(room, pool), weight.name in exact)
     return loaded
 
 
@@ -98,10 +102,12 @@ def _most_bytes(weight: Weight) -> int:
     return panels * PANEL * (weight.columns + 2) * 4
 
 
-def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, packer: _Packer) -> None:
+def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, packer: _Packer, exact: bool) -> None:
     if weight.name in loaded.matrices:
         return
     data = source.load(weight.name)
+    if exact:
+        data = replace(data, parts=tuple(map(_as_floats, data.parts)))
     if len(weight.shape) == 1:
         values = np.concatenate([dequantize(p.format, p.data).reshape(-1) for p in data.parts])
         loaded.vectors[weight.name] = np.ascontiguousarray(values, np.float32)
@@ -111,6 +117,11 @@ def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, packer: _Pac
         if data.same_as:
             loaded.matrices[data.same_as] = loaded.matrices[weight.name]
     source.release(weight.name)
+
+
+def _as_floats(part: Part) -> Part:
+    values = dequantize(part.format, np.ascontiguousarray(part.data)).astype("<f4")
+    return Part(F32, values.view(np.uint8).reshape(len(values), -1))
 
 
 def _pack(weight: Weight, data: WeightData, packer: _Packer) -> Matrix:
