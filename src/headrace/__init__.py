@@ -16,7 +16,9 @@ from headrace.base.errors import HeadraceError, RequestError
 from headrace.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from headrace.engine import LLM, AsyncLLM, CompletionOutput, Logprob, RequestOutput
+    from headrace.engine.async_llm import AsyncLLM
+    from headrace.engine.llm import LLM
+    from headrace.engine.output import CompletionOutput, Logprob, RequestOutput
 
 __version__ = "0.1.0"
 

@@ -14,7 +14,9 @@ import pytest
 from headrace import AsyncLLM, RequestError, SamplingParams
 from headrace.base.errors import BadModelFile, CapacityError, EngineError, ModelNotFound
 from headrace.base.settings import EngineSettings
-from headrace.engine import LLM, Delta, EngineClient, Stream
+from headrace.engine.client import EngineClient, Stream
+from headrace.engine.llm import LLM
+from headrace.engine.output import Delta
 
 SETTINGS = {"max_model_len": 512, "max_num_seqs": 4}
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

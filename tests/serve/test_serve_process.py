@@ -21,7 +21,7 @@ import openai
 import pytest
 
 from conftest import golden
-from headrace.engine import Stats
+from headrace.engine.messages import Stats
 from headrace.serve.process import stats_line
 
 pytestmark = pytest.mark.slow

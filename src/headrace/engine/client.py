@@ -39,8 +39,8 @@ from headrace.engine.messages import (
     Update,
 )
 from headrace.engine.output import ChoiceText, Delta, Logprobs, RequestMetrics, readable_prompt
-from headrace.engine.process import HEADER, Start, revived
 from headrace.engine.requests import checked
+from headrace.engine.wire import HEADER, Start, revived
 
 
 class Stream:

@@ -6,10 +6,8 @@ when told to, or when the other end is closed; signals are the parent's business
 
 from __future__ import annotations
 
-import select
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +15,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.base import errors
-from headrace.base.errors import BadModelFile, EngineError, HeadraceError, RequestError
+from headrace.base.errors import EngineError, HeadraceError, RequestError
 from headrace.base.log import log, to_stderr
-from headrace.base.settings import EngineSettings
 from headrace.engine.engine import Engine
 from headrace.engine.loading import load_engine
 from headrace.engine.messages import (
@@ -34,62 +30,9 @@ from headrace.engine.messages import (
     Ready,
     Refused,
     Stopped,
-    ToEngine,
     TraceReply,
 )
-
-HEADER = struct.Struct("<I")  # bytes of the message that follows
-MAX_MESSAGE = 1 << 30
-
-
-class Start(msgspec.Struct, frozen=True):
-    """The first message: what to load."""
-
-    settings: EngineSettings
-    path: str
-    vocab_size: int
-    generation: dict[str, Any]
-
-
-class Inbox:
-    """Whole messages out of a stream socket."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._held = bytearray()
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
-
-    def first(self) -> Start:
-        """The first message; waits for it."""
-        while (frame := self._frame()) is None:
-            self._receive()
-        return msgspec.msgpack.decode(frame, type=Start)
-
-    def drain(self, wait: bool) -> list[ToEngine]:
-        """What has come; waits for something if `wait`. EOFError when the other end has gone."""
-        while wait or select.select([self._sock], [], [], 0)[0]:
-            self._receive()
-            wait = False
-        messages = []
-        while (frame := self._frame()) is not None:
-            messages.append(self._decoder.decode(frame))
-        return messages
-
-    def _receive(self) -> None:
-        data = self._sock.recv(1 << 16)
-        if not data:
-            raise EOFError
-        self._held += data
-
-    def _frame(self) -> bytes | None:
-        if len(self._held) < HEADER.size:
-            return None
-        end = HEADER.size + HEADER.unpack_from(self._held)[0]
-        if len(self._held) < end:
-            return None
-        frame = bytes(self._held[HEADER.size : end])
-        del self._held[:end]
-        return frame
+from headrace.engine.wire import Inbox, described, send
 
 
 class Server:
@@ -130,27 +73,6 @@ class Server:
             self.send(Refused(request.request_id, str(error), error.param, error.code))
         except EngineError as error:
             self.send(Refused(request.request_id, str(error), None, None))
-
-
-def send(sock: socket.socket, payload: bytes) -> None:
-    """One framed message."""
-    sock.sendall(HEADER.pack(len(payload)) + payload)
-
-
-def described(error: HeadraceError) -> Failed:
-    """An exception as data."""
-    if isinstance(error, BadModelFile):
-        return Failed("BadModelFile", [error.file, error.reason], {"tensor": error.tensor})
-    fields = {name: getattr(error, name) for name in ("param", "code") if hasattr(error, name)}
-    return Failed(type(error).__name__, [str(error)], fields)
-
-
-def revived(failed: Failed) -> HeadraceError:
-    """The exception that `described` was given."""
-    kind = getattr(errors, failed.kind, EngineError)
-    error = kind(*failed.args, **failed.fields)
-    assert isinstance(error, HeadraceError)
-    return error
 
 
 def main(fd: int) -> int:

@@ -33,7 +33,7 @@ from headrace.serve.shapes import (
 from headrace.serve.version import version
 
 if TYPE_CHECKING:
-    from headrace.engine import Delta
+    from headrace.engine.output import Delta
     from headrace.text import Tokenizer
 
 DONE = b"data: [DONE]\n\n"

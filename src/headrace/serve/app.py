@@ -33,7 +33,7 @@ from headrace.serve.shapes import ModelCard, ModelList
 from headrace.serve.version import version
 
 if TYPE_CHECKING:
-    from headrace.engine import EngineClient, Stream
+    from headrace.engine.client import EngineClient, Stream
 
 MAX_TRACE = 100_000
 Endpoint = Callable[[Request], Awaitable[Response]]

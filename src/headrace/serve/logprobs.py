@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.serve.shapes import Alternative, ChatLogprobs, ChatToken, TextLogprobs
 
 if TYPE_CHECKING:
-    from headrace.engine import Logprob
+    from headrace.engine.output import Logprob
     from headrace.text import Tokenizer
 
     Logprobs = Mapping[int, Logprob]

@@ -15,7 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from headrace.engine import Delta, EngineClient, Stream
+    from headrace.engine.client import EngineClient, Stream
+    from headrace.engine.output import Delta
 
 # fmt: off
 _TTFT = (

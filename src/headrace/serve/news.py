@@ -14,7 +14,8 @@ from headrace.serve.errors import Broken, GoingAway
 from headrace.serve.metrics import Metrics
 
 if TYPE_CHECKING:
-    from headrace.engine import Delta, Stream
+    from headrace.engine.client import Stream
+    from headrace.engine.output import Delta
 
 # How a choice must not end, and who says so.
 _BAD_ENDS = {

@@ -21,7 +21,8 @@ import uvicorn
 from headrace.base.errors import EngineError, SettingError
 from headrace.base.log import log, to_stderr
 from headrace.base.settings import EngineSettings
-from headrace.engine import EngineClient, Stats
+from headrace.engine.client import EngineClient
+from headrace.engine.messages import Stats
 from headrace.serve.app import App, AppSettings
 from headrace.serve.errors import GoingAway
 from headrace.serve.http import MAX_BODY, Protocol11
