@@ -36,7 +36,7 @@ check: $(STAMP) ## style, types, floors, and the tests that need no model
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror native/*.h native/*.cpp native/kernels/*.inl native/kernels/*.cpp
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m quick $(ARGS)
+	$(BIN)/python -m pytest -m quick -n auto --dist worksteal $(ARGS)
 
 bench: $(STAMP) ## a short set of measurements; writes bench/results/
 	$(BIN)/python bench/run.py $(ARGS)

@@ -65,6 +65,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`quick` is what needs no real model and is neither slow nor a soak: `make check` runs it."""
     for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if not (fixtures & set(REAL) or item.get_closest_marker("slow") or item.get_closest_marker("soak")):
+        if set(getattr(item, "fixturenames", ())) & set(REAL):
+            item.add_marker(pytest.mark.real)
+        if not any(item.get_closest_marker(name) for name in ("real", "slow", "soak")):
             item.add_marker(pytest.mark.quick)

@@ -49,6 +49,7 @@ def agreement(llm: LLM, cases: list[dict[str, Any]]) -> tuple[int, int]:
     return same, total
 
 
+@pytest.mark.real
 def test_likelihood_and_greedy_answers_are_the_references(model: tuple[str, Path]) -> None:
     name, path = model
     reference = golden(name)

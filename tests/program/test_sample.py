@@ -60,6 +60,7 @@ def test_noise_of_an_id_does_not_depend_on_the_vocabulary() -> None:
     assert len({gumbel(1, s, p, c)[0] for s in (0, 1 << 32) for p in (0, 1) for c in (0, 1)}) == 8
 
 
+@pytest.mark.slow
 def test_frequencies_are_those_of_the_softmax() -> None:
     logits = np.log([0.5, 0.3, 0.15, 0.05])
     share = np.bincount(draw(logits, **hot()).tokens, minlength=4) / len(MANY)

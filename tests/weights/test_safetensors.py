@@ -248,6 +248,7 @@ SIZES = st.lists(st.sampled_from([0, 1, 2, 4, 8, 40, 2**31, 2**63, -1]), max_siz
 FIELDS = st.fixed_dictionaries({}, optional={"dtype": SCALARS, "shape": SIZES | JSON, "data_offsets": SIZES | JSON})
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=3), FIELDS | JSON, max_size=3))
 @settings(max_examples=200, deadline=None)
 def test_any_header_is_refused_or_harmless(header: dict[str, Any]) -> None:
