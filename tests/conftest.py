@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from real import REAL
 from tiny_model import write_tiny
-
-HERE = Path(__file__).parent
-GOLDEN = HERE / "data" / "golden"
-
-# fixture name: catalogue name, file name, golden file
-REAL = {
-    "smollm2": "smollm2-135m-instruct-q4_1",
-    "qwen_coder": "qwen2.5-coder-0.5b-instruct-q4_k_m",
-    "gemma3": "gemma-3-270m-q4_k_m",
-}
 
 
 def _find(name: str) -> Path:
@@ -48,12 +37,6 @@ def qwen_coder() -> Path:
 @pytest.fixture(scope="session")
 def gemma3() -> Path:
     return _find(REAL["gemma3"])
-
-
-def golden(name: str) -> dict[str, Any]:
-    """The reference values for a model of `REAL`, or another file of tests/data/golden."""
-    data: dict[str, Any] = json.loads((GOLDEN / f"{REAL.get(name, name)}.json").read_text())
-    return data
 
 
 @pytest.fixture(scope="session")

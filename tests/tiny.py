@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from headrace.backends import Backend, Limits
 from headrace.backends.reference import ReferenceBackend
-from headrace.runtime.load import LoadedModel, load_model
+from headrace.runtime.load import LoadedModel, load_model, prepare
 
 TINY = Path(__file__).parent / "data" / "tiny"
 KINDS = sorted(path.name for path in TINY.iterdir() if path.is_dir())
@@ -61,7 +61,7 @@ def write_folder(folder: Path, settings: Mapping[str, Any], tensors: Arrays) -> 
 
 
 def load(path: Path, backend: Backend | None = None, limits: Limits = LIMITS) -> LoadedModel:
-    return load_model(path, backend or ReferenceBackend(), limits)
+    return load_model(prepare(path), backend or ReferenceBackend(), limits)
 
 
 # kind of checkpoint: (architecture of the GGUF file, are q and k interleaved by the converter)

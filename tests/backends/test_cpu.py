@@ -22,7 +22,7 @@ from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.formats import FORMATS
 from headrace.program import Part, Program, Recorder, Rope, Step, Weight, WeightData
 from headrace.quant.blocks import pack_random, quantize
-from headrace.runtime.load import load_model
+from headrace.runtime.load import load_model, prepare
 from steps import PAGE, World, sampling
 
 native = pytest.importorskip("headrace._native", reason="the native module isn't built")
@@ -178,7 +178,7 @@ def test_attention_is_that_of_the_reference(head_dim: int, window: int, cap: flo
 def test_tiny_checkpoints(kind: str) -> None:
     """bfloat16 files with float32 inputs: what is left is the cache's f16."""
     tokens, logits = tiny.expected(kind)
-    loaded = load_model(tiny.TINY / kind, cpu.CpuBackend(), tiny.LIMITS)
+    loaded = load_model(prepare(tiny.TINY / kind), cpu.CpuBackend(), tiny.LIMITS)
     got = World(loaded.executor, tokens, tiny.LIMITS.pages).feed([{0: 7, 1: 20}, {0: 1, 1: 1}, {0: 40, 1: 27}])
     error = float(np.abs(np.stack(got) - logits).max())
     assert error <= 0.02, error
@@ -191,7 +191,7 @@ def test_bf16_inputs_are_close_and_the_same_on_every_instruction_set(isa: str) -
     tokens, logits = tiny.expected("llama")
     runs = []
     for back in (cpu.CpuBackend(isa, bf16=True), cpu.CpuBackend(native.isa_names()[0], bf16=True)):
-        loaded = load_model(tiny.TINY / "llama", back, tiny.LIMITS)
+        loaded = load_model(prepare(tiny.TINY / "llama"), back, tiny.LIMITS)
         runs.append(np.stack(World(loaded.executor, tokens, tiny.LIMITS.pages).feed([{0: 48, 1: 48}])))
         loaded.executor.close()
     np.testing.assert_array_equal(runs[0], runs[1])

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from conftest import golden
 from headrace.cli.flags import whole
 from headrace.cli.terminal import visible
+from real import golden
 
 ENV = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
 REFERENCE = ["--backend", "reference", "--max-model-len", "512"]

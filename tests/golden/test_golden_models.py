@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from conftest import golden
 from headrace import LLM, SamplingParams
+from real import golden
 
 BOUNDS = {"smollm2": 0.0035, "qwen_coder": 0.002, "gemma3": 0.0065}  # of the mean negative log-likelihood
 AGREEING = 0.97  # of positions along the reference's greedy answer

@@ -109,8 +109,9 @@ def test_a_head_of_its_own_wins_over_the_flag(tmp_path: Path, warned: pytest.Log
 @pytest.mark.parametrize("flag", [True, None])
 def test_an_absent_head_is_the_embedding(flag: bool | None, tmp_path: Path) -> None:
     kind = "llama-tied-llama3-rope"
-    model = tiny.load(folder(tmp_path, kind, tie_word_embeddings=flag))
-    assert model.prepared.weights.load("head").same_as == "embed"
+    path = folder(tmp_path, kind, tie_word_embeddings=flag)
+    assert prepare(path).weights.load("head").same_as == "embed"
+    model = tiny.load(path)
     assert model.executor.weight_bytes == sum(a.nbytes for a in tiny.arrays(kind).values())
 
 
@@ -163,12 +164,12 @@ def test_partial_rotation_leaves_the_rest_in_place() -> None:
     assert neox_order(12, 6, 4).tolist() == [0, 2, 1, 3, 4, 5, 6, 8, 7, 9, 10, 11]
 
 
-def test_limits_may_wait_for_the_model() -> None:
-    source = tiny.TINY / "qwen2"
-    model = load_model(source, ReferenceBackend(), lambda p: Limits(8, 1, 2, p.config.context, p.config.vocab))
-    assert model.limits.vocab == 320
-    assert model.prepared.kv_bytes_per_token() == 2 * 2 * 64 * 2
-    assert model.executor.page_bytes == 32 * 2 * 2 * 64 * 4
+def test_sizes_are_known_before_anything_is_loaded() -> None:
+    prepared = prepare(tiny.TINY / "qwen2")
+    assert prepared.kv_bytes_per_token() == 2 * 2 * 64 * 2
+    backend = ReferenceBackend()
+    model = load_model(prepared, backend, Limits(8, 1, 2, prepared.config.context, prepared.config.vocab))
+    assert model.executor.page_bytes == backend.page_bytes(model.program) == 32 * 2 * 2 * 64 * 4
 
 
 def test_real_sizes(smollm2: Path) -> None:

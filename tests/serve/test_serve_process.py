@@ -20,9 +20,9 @@ import httpx
 import openai
 import pytest
 
-from conftest import golden
 from headrace.engine.messages import Stats
 from headrace.serve.process import stats_line
+from real import golden
 
 pytestmark = pytest.mark.slow
 

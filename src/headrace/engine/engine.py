@@ -41,7 +41,7 @@ class Engine:
             batching=settings.batching,
             kv_cache=settings.kv_cache,
         )
-        self.scheduler = Scheduler(limits, salt=f"{model.checkpoint.fingerprint}:{settings.backend}:{settings.dtype}")
+        self.scheduler = Scheduler(limits, salt=f"{model.fingerprint}:{settings.backend}:{settings.dtype}")
         self.runner = Runner(
             model.executor, max_num_seqs=settings.max_num_seqs, context=limits.context, vocab=info.vocab_size
         )

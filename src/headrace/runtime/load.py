@@ -55,17 +55,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A model that can run."""
+    """A model that can run; nothing of its file is kept. fingerprint: of the checkpoint it came from."""
 
     config: Config
     program: Program
     executor: Executor
-    limits: Limits
-    prepared: Prepared
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self.prepared.checkpoint
+    fingerprint: str
 
 
 def prepare(source: Path | Checkpoint) -> Prepared:
@@ -82,14 +77,12 @@ def prepare(source: Path | Checkpoint) -> Prepared:
     return Prepared(checkpoint, model, program, CheckpointWeights(checkpoint, model))
 
 
-def load_model(
-    source: Path | Checkpoint | Prepared, backend: Backend, limits: Limits | Callable[[Prepared], Limits]
-) -> LoadedModel:
-    """A checkpoint's model, lowered by `backend`. limits: as they are, or decided once the model is known."""
-    prepared = source if isinstance(source, Prepared) else prepare(source)
-    settled = limits(prepared) if callable(limits) else limits
-    executor = backend.executor(prepared.program, prepared.weights, settled)
-    return LoadedModel(prepared.config, prepared.program, executor, settled, prepared)
+def load_model(prepared: Prepared, backend: Backend, limits: Limits) -> LoadedModel:
+    """The model, lowered by `backend`. Closes the checkpoint: its weights are in the executor now."""
+    fingerprint = prepared.checkpoint.fingerprint
+    executor = backend.executor(prepared.program, prepared.weights, limits)
+    prepared.checkpoint.close()
+    return LoadedModel(prepared.config, prepared.program, executor, fingerprint)
 
 
 def _with_rope_factors(checkpoint: Checkpoint, model: Model) -> Model:

@@ -91,6 +91,7 @@ class Checkpoint:
                 return
 
     def close(self) -> None:
-        """Forget tensors and mappings; arrays that somebody still holds keep their mapping alive."""
+        """Forget everything read; arrays that somebody still holds keep their mapping alive."""
+        self.config = {}
         self.tensors = {}
         self._files = ()
