@@ -18,8 +18,7 @@ void RowPhase::run(const Here& here) {
 namespace {
 
 constexpr size_t kLargestUnit = 64 << 10;
-constexpr int kStreamedRows = 16;  // up to so many, a step waits for weights
-constexpr int kRowBlock = 64;      // rows whose outputs stay in the cache between kernel and epilogue
+constexpr int kRowBlock = 64;  // rows whose outputs stay in the cache between kernel and epilogue
 
 void add_rows(const KernelTable& k, const Epilogue& e, View out, int column, int columns, int row, int rows) {
     for (int r = row; r < row + rows; r++) {
@@ -78,21 +77,15 @@ LinearPhase::LinearPhase(std::string name, Extent extent, const Slots* slots, co
       pieces_(std::move(pieces)),
       out_(out),
       epilogue_(std::move(epilogue)),
-      streamed_(cut(pieces_, threads > 1 ? unit_bytes(pieces_, threads) : kLargestUnit)),
-      panels_(cut(pieces_, 1)),
-      dealt_(static_cast<int>(streamed_.size()) * 3 / 4) {}
+      units_(cut(pieces_, threads > 1 ? unit_bytes(pieces_, threads) : kLargestUnit)),
+      runs_(threads) {
+    rewind();
+}
 
 void LinearPhase::run(const Here& here) {
     const int rows = here.rows(extent_, slots_);
-    const bool streams = rows <= kStreamedRows;
-    const std::vector<Unit>& units = streams ? streamed_ : panels_;
-    const int dealt = streams ? dealt_ : 0, n = static_cast<int>(units.size());
-    const auto unit = [&](const Unit& u) {
-        run_unit(here.kernels(), pieces_[u.piece], u, in_->buffers.view, 0, rows, out_, epilogue_);
-    };
-    const auto [from, to] = here.share(dealt);
-    for (int i = from; i < to; i++) unit(units[i]);
-    for (int i; (i = dealt + tickets_.take()) < n;) unit(units[i]);
+    for (int i; (i = runs_.take(here.thread)) >= 0;)
+        run_unit(here.kernels(), pieces_[units_[i].piece], units_[i], in_->buffers.view, 0, rows, out_, epilogue_);
 }
 
 // ---------------------------------------------------------------------------------------------------------------

@@ -88,6 +88,45 @@ class Tickets {
     char fill_[60] = {};
 };
 
+// Units dealt out to the threads in runs, so that each streams through memory. A thread takes its own from the front;
+// when it has none left it takes others' from the back.
+class Runs {
+  public:
+    explicit Runs(int threads) : runs_(threads) {}
+    void deal(int units) {
+        const int n = static_cast<int>(runs_.size());
+        for (int t = 0; t < n; t++)
+            runs_[t].left.store(pack(int64_t(units) * t / n, int64_t(units) * (t + 1) / n), std::memory_order_relaxed);
+    }
+    // The thread's next unit, or -1. threads: how many take part, the first ones.
+    int take(int thread) {
+        const int own = take_from(runs_[thread], true);
+        if (own >= 0) return own;
+        for (size_t i = 1; i < runs_.size(); i++) {
+            const int other = take_from(runs_[(thread + i) % runs_.size()], false);
+            if (other >= 0) return other;
+        }
+        return -1;
+    }
+
+  private:
+    struct alignas(64) Run {
+        std::atomic<uint64_t> left{0};  // first unit, one past the last
+    };
+    static uint64_t pack(int64_t first, int64_t end) { return uint64_t(first) << 32 | uint64_t(end); }
+    static int take_from(Run& run, bool front) {
+        uint64_t now = run.left.load(std::memory_order_relaxed);
+        for (;;) {
+            const uint32_t first = now >> 32, end = static_cast<uint32_t>(now);
+            if (first >= end) return -1;
+            const uint64_t next = front ? pack(first + 1, end) : pack(first, end - 1);
+            if (run.left.compare_exchange_weak(now, next, std::memory_order_relaxed))
+                return static_cast<int>(front ? first : end - 1);
+        }
+    }
+    std::vector<Run> runs_;
+};
+
 // Row ops one after the other, row by row; rows are split between the threads.
 class RowPhase : public Phase {
   public:
@@ -132,15 +171,13 @@ struct Unit {
 std::vector<Unit> cut(const std::vector<Piece>& pieces, size_t bytes);
 size_t unit_bytes(const std::vector<Piece>& pieces, int threads);
 
-// out = in . weight (+ bias) (+ add). A unit's outputs are computed whole by one thread. With few rows memory decides:
-// the first units are dealt out in runs, so that each thread streams, and the rest goes to whoever is free. With many
-// rows arithmetic decides, and single panels go to whoever is free.
+// out = in . weight (+ bias) (+ add). A unit's outputs are computed whole by one thread.
 class LinearPhase : public Phase {
   public:
     LinearPhase(std::string name, Extent extent, const Slots* slots, const Prepared* in, std::vector<Piece> pieces,
                 View out, Epilogue epilogue, int threads);
     void run(const Here& here) override;
-    void rewind() override { tickets_.rewind(); }
+    void rewind() override { runs_.deal(static_cast<int>(units_.size())); }
 
   private:
     const Extent extent_;
@@ -149,9 +186,8 @@ class LinearPhase : public Phase {
     std::vector<Piece> pieces_;
     View out_;
     Epilogue epilogue_;
-    std::vector<Unit> streamed_, panels_;
-    int dealt_;  // of those streamed
-    Tickets tickets_;
+    std::vector<Unit> units_;
+    Runs runs_;
 };
 
 // The same for a stack of experts over the rows that were routed to each.
