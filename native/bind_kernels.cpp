@@ -101,7 +101,7 @@ struct Prepared {
 
     void fill(const KernelTable& k) {
         for (int r = 0, n = static_cast<int>(rows()); r < n; r++)
-            k.prepare(buffers.view.f32 + size_t(r) * buffers.view.columns, r, buffers);
+            k.prepare(buffers.view.f32 + size_t(r) * buffers.view.columns, buffers.view.columns, r, 0, buffers);
     }
     size_t rows() const { return d.size() / buffers.view.blocks_stride; }
 };

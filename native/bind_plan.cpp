@@ -224,9 +224,12 @@ Every call raises ValueError when what it is given does not fit together.)")
         .def("combine", &Plan::combine, "y"_a, "routing"_a, "out"_a)
         .def("linear", &linear, "name"_a, "input"_a, "pieces"_a, "out"_a, "bias"_a = nb::none(), "add"_a = nb::none(),
              "pieces: (packed, first row, rows), one under the other.")
+        .def("gated", &Plan::gated, "name"_a, "input"_a, "gate"_a, "up"_a, "activation"_a, "into"_a,
+             "A gated MLP up to the input of its last linear. gate, up: (packed, first row, rows).")
         .def("sort", &Plan::sort, "routing"_a, "experts"_a, "Deals rows to experts.")
         .def("experts", &Plan::experts, "name"_a, "input"_a, "pieces"_a, "out"_a, "pieces: of each expert.")
-        .def("attend", &Plan::attend, "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a)
+        .def("attend", &Plan::attend, "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a, "into"_a = -1,
+             "into: also prepares out as that input; heads must be whole blocks of 32.")
         .def("finish", &Plan::finish, "logits"_a, "Samples from these; the last call.")
         .def("run", &run, "step"_a, "out"_a, nb::sig("def run(self, step: object, out: object) -> None"),
              "Runs one step: reads the arrays of a Step, fills those of a Sampled. Raises ValueError, with nothing "

@@ -73,8 +73,9 @@ struct KernelTable {
 
     // RMSNorm of one row: out = x * (1 / sqrt(mean(x^2) + eps)) * weight. 16 virtual lanes, fixed tree.
     void (*norm)(const float* x, const float* weight, int n, float eps, float* out);
-    // Prepares row `row` of `buffers` from x [columns]; fills what is wanted, pads with zeros.
-    void (*prepare)(const float* x, int row, const ActivationBuffers& buffers);
+    // Prepares n columns of row `row` of `buffers`, from `column` (a multiple of 32) on; fills what is wanted, and the
+    // rest of a last block with zeros.
+    void (*prepare)(const float* x, int n, int row, int column, const ActivationBuffers& buffers);
     // out[i] = act(gate[i]) * up[i]; activation 0 silu, 1 gelu (tanh form), 2 gelu (erf form)
     void (*glu)(const float* gate, const float* up, int n, int activation, float* out);
     void (*add)(const float* x, const float* y, int n, float* out);

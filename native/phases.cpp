@@ -18,6 +18,7 @@ void RowPhase::run(const Here& here) {
 namespace {
 
 constexpr size_t kLargestUnit = 64 << 10;
+constexpr size_t kWarmBytes = 4 << 10;
 constexpr int kRowBlock = 64;  // rows whose outputs stay in the cache between kernel and epilogue
 
 void add_rows(const KernelTable& k, const Epilogue& e, View out, int column, int columns, int row, int rows) {
@@ -26,6 +27,12 @@ void add_rows(const KernelTable& k, const Epilogue& e, View out, int column, int
         if (!e.bias.empty()) k.add(o, e.bias.data() + column, columns, o);
         if (e.add.data) k.add(o, e.add.row(r) + column, columns, o);
     }
+}
+
+// Asks for the first bytes of a panel, as many as its kernel does not ask for in time itself.
+void warm_panels(const Piece& p, int panel) {
+    const uint8_t* from = p.data + size_t(panel) * p.panel_bytes;
+    for (size_t i = 0; i < std::min(kWarmBytes, p.panel_bytes); i += 64) __builtin_prefetch(from + i);
 }
 
 // The last panel of a piece whose rows are no multiple of 16 must not write beyond them.
@@ -84,8 +91,55 @@ LinearPhase::LinearPhase(std::string name, Extent extent, const Slots* slots, co
 
 void LinearPhase::run(const Here& here) {
     const int rows = here.rows(extent_, slots_);
-    for (int i; (i = runs_.take(here.thread)) >= 0;)
+    for (int i; (i = runs_.take(here.thread, here.live.threads == 1)) >= 0;)
         run_unit(here.kernels(), pieces_[units_[i].piece], units_[i], in_->buffers.view, 0, rows, out_, epilogue_);
+}
+
+void LinearPhase::warm(const Here& here) const {
+    const int i = runs_.first(here.thread);
+    if (i >= 0) warm_panels(pieces_[units_[i].piece], units_[i].panel);
+}
+
+// ---------------------------------------------------------------------------------------------------------------
+// gated
+
+GatedPhase::GatedPhase(std::string name, Extent extent, const Prepared* in, Piece gate, Piece up, int activation,
+                       const Prepared* into, int threads)
+    : Phase(std::move(name)),
+      extent_(extent),
+      in_(in),
+      gate_(gate),
+      up_(up),
+      activation_(activation),
+      into_(into),
+      runs_(threads) {
+    rewind();
+}
+
+void GatedPhase::run(const Here& here) {
+    const int rows = here.rows(extent_, nullptr), panels = kBlock / kLanes;
+    const Activations& in = in_->buffers.view;
+    alignas(64) float gate[kRowBlock * kBlock], up[kRowBlock * kBlock];
+    for (int b; (b = runs_.take(here.thread, here.live.threads == 1)) >= 0;) {
+        for (int row = 0; row < rows; row += kRowBlock) {
+            const int n = std::min(kRowBlock, rows - row);
+            gate_.kernel(gate_.data + size_t(b) * panels * gate_.panel_bytes, panels, gate_.columns, in, row, n, gate,
+                         kBlock);
+            up_.kernel(up_.data + size_t(b) * panels * up_.panel_bytes, panels, up_.columns, in, row, n, up, kBlock);
+            for (int r = 0; r < n; r++) {
+                float* g = gate + r * kBlock;
+                here.kernels().glu(g, up + r * kBlock, kBlock, activation_, g);
+                into_->fill(here.kernels(), g, kBlock, row + r, b * kBlock);
+            }
+        }
+    }
+}
+
+void GatedPhase::warm(const Here& here) const {
+    const int b = runs_.first(here.thread);
+    if (b < 0) return;
+    warm_panels(gate_, b * (kBlock / kLanes));
+    warm_panels(up_, b * (kBlock / kLanes));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -201,6 +255,19 @@ AttendSplit AttendPhase::work_for(const Here& here, const Crowd::Tile& tile) con
 void AttendPhase::finish(const Here& here, const Crowd::Tile& tile, int r, const float* all, float sum) const {
     float* out = out_.row(tile.row + r / tile.heads) + (tile.head + r % tile.heads) * layer_.head_dim;
     here.kernels().attend_finish(all, sum, layer_.head_dim, out);
+    if (into_)
+        into_->fill(here.kernels(), out, layer_.head_dim, tile.row + r / tile.heads,
+                    (tile.head + r % tile.heads) * layer_.head_dim);
+}
+
+void AttendPhase::warm(const Here& here) const {
+    const auto& items = crowd_->items;
+    if (here.thread >= static_cast<int>(items.size())) return;
+    const Crowd::Tile& tile = crowd_->tiles[items[here.thread].tile];
+    const int split = std::max(items[here.thread].split, tile.split);
+    const int page = here.live.step->table(tile.sequence)[split * (kSplitTokens / kPageTokens)];
+    const uint8_t* from = layer_.head(tile.kv_head) + size_t(page) * layer_.page_stride;
+    for (size_t i = 0; i < head_page_bytes(layer_.head_dim); i += 64) __builtin_prefetch(from + i);
 }
 
 namespace {

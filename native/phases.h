@@ -2,6 +2,7 @@
 // together, a barrier after each). Knows step arrays and kernels; not how a program was lowered.
 #pragma once
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -72,6 +73,8 @@ class Phase {
     virtual ~Phase() = default;
     virtual void run(const Here& here) = 0;
     virtual void rewind() {}  // by one thread, when no thread is in it
+    // By every thread before it waits for the others to come here: asks for the first bytes that `run` will read.
+    virtual void warm(const Here&) const {}
     const std::string name;
     double seconds = 0;  // of thread 0, waiting included, while the plan is profiled
     long runs = 0;
@@ -98,12 +101,17 @@ class Runs {
         for (int t = 0; t < n; t++)
             runs_[t].left.store(pack(int64_t(units) * t / n, int64_t(units) * (t + 1) / n), std::memory_order_relaxed);
     }
-    // The thread's next unit, or -1. threads: how many take part, the first ones.
-    int take(int thread) {
+    // Where a thread will begin, or -1.
+    int first(int thread) const {
+        const uint64_t now = runs_[thread].left.load(std::memory_order_relaxed);
+        return (now >> 32) < static_cast<uint32_t>(now) ? static_cast<int>(now >> 32) : -1;
+    }
+    // The thread's next unit, or -1 when there is none anywhere. alone: no other thread takes any.
+    int take(int thread, bool alone) {
         const int own = take_from(runs_[thread], true);
         if (own >= 0) return own;
         for (size_t i = 1; i < runs_.size(); i++) {
-            const int other = take_from(runs_[(thread + i) % runs_.size()], false);
+            const int other = take_from(runs_[(thread + i) % runs_.size()], alone);
             if (other >= 0) return other;
         }
         return -1;
@@ -145,6 +153,12 @@ struct Prepared {
     ActivationBuffers buffers;
     std::vector<Arena> memory;
     float* f32 = nullptr;  // writable side of buffers.view.f32
+
+    // n columns of a row, from `column` (a multiple of 32) on.
+    void fill(const KernelTable& k, const float* x, int n, int row, int column) const {
+        if (f32) memcpy(f32 + size_t(row) * buffers.view.f32_stride + column, x, sizeof(float) * n);
+        if (buffers.want_bf16 || buffers.want_q32) k.prepare(x, n, row, column, buffers);
+    }
 };
 
 // Rows of a weight that share a format, as panels of a Packed that the caller keeps alive.
@@ -178,6 +192,7 @@ class LinearPhase : public Phase {
                 View out, Epilogue epilogue, int threads);
     void run(const Here& here) override;
     void rewind() override { runs_.deal(static_cast<int>(units_.size())); }
+    void warm(const Here& here) const override;
 
   private:
     const Extent extent_;
@@ -187,6 +202,26 @@ class LinearPhase : public Phase {
     View out_;
     Epilogue epilogue_;
     std::vector<Unit> units_;
+    Runs runs_;
+};
+
+// into = prepared(activation(in . gate) * (in . up)): a gated MLP's first half in blocks of 32 outputs, each of which
+// goes from two panels of either weight to its place in the next linear's input while it is in the cache.
+class GatedPhase : public Phase {
+  public:
+    GatedPhase(std::string name, Extent extent, const Prepared* in, Piece gate, Piece up, int activation,
+               const Prepared* into, int threads);
+    void run(const Here& here) override;
+    void rewind() override { runs_.deal(gate_.rows / kBlock); }
+    void warm(const Here& here) const override;
+
+  private:
+    static constexpr int kBlock = 32;
+    const Extent extent_;
+    const Prepared* in_;
+    const Piece gate_, up_;
+    const int activation_;
+    const Prepared* into_;
     Runs runs_;
 };
 
@@ -268,10 +303,19 @@ class Crowd {
 
 class AttendPhase : public Phase {
   public:
-    AttendPhase(Crowd* crowd, Layer layer, View q, View out, float scale, float softcap)
-        : Phase("attend"), crowd_(crowd), layer_(layer), q_(q), out_(out), scale_(scale), softcap_(softcap) {}
+    // into: the next linear's input, filled as heads are done; null when heads are no whole blocks of it.
+    AttendPhase(Crowd* crowd, Layer layer, View q, View out, const Prepared* into, float scale, float softcap)
+        : Phase("attend"),
+          crowd_(crowd),
+          layer_(layer),
+          q_(q),
+          out_(out),
+          into_(into),
+          scale_(scale),
+          softcap_(softcap) {}
     void run(const Here& here) override;
     void rewind() override { tickets_.rewind(); }
+    void warm(const Here& here) const override;
 
   private:
     AttendSplit work_for(const Here& here, const Crowd::Tile& tile) const;
@@ -282,6 +326,7 @@ class AttendPhase : public Phase {
     Crowd* crowd_;
     Layer layer_;
     View q_, out_;
+    const Prepared* into_;
     float scale_, softcap_;
     Tickets tickets_;
 };

@@ -298,6 +298,17 @@ void Plan::linear(const std::string& name, int in, const std::vector<PieceRef>& 
                                                          std::move(epilogue), pool_.threads()));
 }
 
+void Plan::gated(const std::string& name, int in, const PieceRef& gate, const PieceRef& up, int activation, int into) {
+    const Input &from = input(in), &to = input(into);
+    require(!finished_ && in != into && from.extent == to.extent && from.extent != Extent::Slots,
+            "gated: extents differ, or it would overwrite its input");
+    require(to.columns % 32 == 0 && activation >= 0 && activation < 3, "gated: takes whole blocks of 32 outputs");
+    part(from.extent)
+        .push_back(std::make_unique<GatedPhase>(name, from.extent, &from.prepared, pieces({gate}, from, to.columns)[0],
+                                                pieces({up}, from, to.columns)[0], activation, &to.prepared,
+                                                pool_.threads()));
+}
+
 void Plan::sort(Slice routing, int experts) {
     require(experts > 0 && view(routing).width % 2 == 0 && view(routing).width / 2 <= choices_,
             "sort: too many choices");
@@ -321,7 +332,7 @@ Crowd* Plan::crowd(int heads, int kv_heads, int window) {
     return &crowds_.emplace_back(heads, kv_heads, window, &partials_);
 }
 
-void Plan::attend(Slice q, int layer, float scale, int window, float softcap, Slice out) {
+void Plan::attend(Slice q, int layer, float scale, int window, float softcap, Slice out, int into) {
     require(layer >= 0 && layer < static_cast<int>(layers_.size()), "there is no layer " + std::to_string(layer));
     const Layer& l = layers_[layer];
     const int heads = view(q).width / l.head_dim;
@@ -330,8 +341,15 @@ void Plan::attend(Slice q, int layer, float scale, int window, float softcap, Sl
     require(buffer_of(q).extent == Extent::Tokens && buffer_of(out).extent == Extent::Tokens,
             "attend: takes rows of tokens");
     require(window >= 0 && softcap >= 0, "attend: window and softcap cannot be negative");
-    body_.push_back(
-        std::make_unique<AttendPhase>(crowd(heads, l.kv_heads, window), l, view(q), view(out), scale, softcap));
+    const Prepared* prepared = nullptr;
+    if (into >= 0) {
+        const Input& to = input(into);
+        require(l.head_dim % 32 == 0 && to.columns == view(out).width && to.extent == Extent::Tokens,
+                "attend: heads are no whole blocks of the input");
+        prepared = &to.prepared;
+    }
+    body_.push_back(std::make_unique<AttendPhase>(crowd(heads, l.kv_heads, window), l, view(q), view(out), prepared,
+                                                  scale, softcap));
 }
 
 void Plan::finish(Slice logits) {
@@ -401,8 +419,10 @@ void Plan::work(int thread) {
 }
 
 void Plan::sweep(const std::vector<std::unique_ptr<Phase>>& phases, const Here& here) {
-    for (const auto& phase : phases) {
+    for (size_t i = 0; i < phases.size(); i++) {
+        const auto& phase = phases[i];
         phase->run(here);
+        if (i + 1 < phases.size()) phases[i + 1]->warm(here);
         pool_.barrier(here.thread);
         if (here.thread != 0) continue;
         phase->rewind();  // nobody comes back to it before the next barrier

@@ -44,9 +44,11 @@ class Plan {
 
     void linear(const std::string& name, int in, const std::vector<PieceRef>& pieces, Slice out,
                 std::vector<float> bias, const Slice* add);
+    void gated(const std::string& name, int in, const PieceRef& gate, const PieceRef& up, int activation, int into);
     void sort(Slice routing, int experts);
     void experts(const std::string& name, int in, const std::vector<std::vector<PieceRef>>& pieces, Slice out);
-    void attend(Slice q, int layer, float scale, int window, float softcap, Slice out);
+    // into: the input that out is prepared as, or -1
+    void attend(Slice q, int layer, float scale, int window, float softcap, Slice out, int into);
     void finish(Slice logits);  // samples from them; last
 
     // ---- running

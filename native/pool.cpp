@@ -43,8 +43,9 @@ void wake_all(std::atomic<uint32_t>& word) {
 
 bool reached(uint32_t now, uint32_t wanted) { return static_cast<int32_t>(now - wanted) >= 0; }  // survives wrapping
 
-constexpr int kSpins = 2500;      // about 60 to 100 us: longer than any barrier of an undisturbed step
-constexpr int kCrowdedSpins = 8;  // more threads than processors: whoever is awaited needs this processor
+constexpr int kSpins = 2500;       // about 60 to 100 us: longer than any barrier of an undisturbed step
+constexpr int kStartSpins = 8000;  // about 200 to 300 us: longer than what lies between two steps
+constexpr int kCrowdedSpins = 8;   // more threads than processors: whoever is awaited needs this processor
 
 }  // namespace
 
@@ -122,7 +123,7 @@ void Pool::barrier(int thread) {
 
 void Pool::work(int thread) {
     for (uint32_t round = 1;; round++) {
-        start_.await(round, spins_);
+        start_.await(round, spins_ == kSpins ? kStartSpins : spins_);
         if (!job_) return;
         job_(context_, thread);
         barrier(thread);

@@ -45,9 +45,7 @@ struct Prepare : RowOp {
     Prepare(View x, const Prepared* into, const Slots* slots) : x(x), into(into), slots(slots) {}
     void run(const Here& here, int row) const override {
         const float* from = x.row(slots ? slots->source[row] : row);
-        const ActivationBuffers& b = into->buffers;
-        if (into->f32) memcpy(into->f32 + size_t(row) * b.view.f32_stride, from, sizeof(float) * x.width);
-        if (b.want_bf16 || b.want_q32) here.kernels().prepare(from, row, b);
+        into->fill(here.kernels(), from, x.width, row, 0);
     }
 };
 

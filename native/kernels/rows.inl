@@ -57,9 +57,9 @@ HR_INLINE Scale scale_of(float amax, VF tainted) {
 }
 HR_INLINE VI quantize(VF x, Scale s) { return s.inverse > 0.0f ? round_int(x * set1(s.inverse)) : zeroi(); }
 
-static void quantize32(const float* x, int n, int row, const Activations& to) {
-    int8_t* q = (int8_t*)to.q32 + (size_t)row * to.q_stride;
-    const size_t at = (size_t)row * to.blocks_stride;
+static void quantize32(const float* x, int n, int row, int column, const Activations& to) {
+    int8_t* q = (int8_t*)to.q32 + (size_t)row * to.q_stride + column;
+    const size_t at = (size_t)row * to.blocks_stride + column / 32;
     float *d = (float*)to.d32 + at, *s = (float*)to.s32 + at;
     int32_t *sums = (int32_t*)to.sum32 + at, *halves = (int32_t*)to.sum16 + 2 * at;
     for (int b = 0; 32 * b < n; b++) {
@@ -84,8 +84,8 @@ HR_INLINE VI to_bf16(VF x) {
     return select_nan(x, shr<16>(u) | seti(64), near);
 }
 
-static void round_bf16(const float* x, int n, int row, const Activations& to) {
-    uint16_t* out = (uint16_t*)to.bf16 + (size_t)row * to.bf16_stride;
+static void round_bf16(const float* x, int n, int row, int column, const Activations& to) {
+    uint16_t* out = (uint16_t*)to.bf16 + (size_t)row * to.bf16_stride + column;
     int i = 0;
     for (; i + 16 <= n; i += 16) store_u16(out + i, to_bf16(load(x + i)));
     uint16_t rest[16];
@@ -93,10 +93,9 @@ static void round_bf16(const float* x, int n, int row, const Activations& to) {
     for (int k = i; k < (n + 1) / 2 * 2; k++) out[k] = rest[k - i];
 }
 
-static void prepare(const float* x, int row, const ActivationBuffers& buffers) {
-    const Activations& to = buffers.view;
-    if (buffers.want_q32) quantize32(x, to.columns, row, to);
-    if (buffers.want_bf16) round_bf16(x, to.columns, row, to);
+static void prepare(const float* x, int n, int row, int column, const ActivationBuffers& buffers) {
+    if (buffers.want_q32) quantize32(x, n, row, column, buffers.view);
+    if (buffers.want_bf16) round_bf16(x, n, row, column, buffers.view);
 }
 
 // --- activations -------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """From a program to a native plan: which buffers hold which values, what is prepared for whom, which ops share a phase.
 
 One rule an op kind, in the table at the end. Merges (all off with ``merge=False``, same bits either way): row ops that
-follow each other share a phase (norm + prepare, glu + prepare, rope + KV write, adds, scales); a linear adds bias and
-residual to its outputs while they are in the cache; rope turns in place; buffers of values that have died are reused.
+follow each other share a phase (norm + prepare, rope + KV write, adds, scales); a gated MLP's first linear, its glu
+and the preparation of what comes out are one phase; attention prepares what it gives; a linear adds bias and residual
+to its outputs while they are in the cache; rope turns in place; buffers of values that have died are reused.
 Does not know devices beyond the plan's calls, nor requests.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from headrace._native import Extent, Plan
-from headrace.backends.cpu.weights import Floats, Loaded, Piece
+from headrace.backends.cpu.weights import PANEL, Floats, Loaded, Piece
 from headrace.program import Op, Program, Rope, Value
 
 Slice = tuple[int, int, int]
@@ -25,6 +26,7 @@ INPUT_KIND = {
     **dict.fromkeys(("f32", "f16", "bf16"), "f32"),
     **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"), "q32"),
 }
+LINEARS = ("linear", "qkv", "route")
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 EXTENTS = {"T": Extent.TOKENS, "R": Extent.LOGITS}
 
@@ -100,15 +102,17 @@ class Lowering:
         return self._last[value.id] == self._at
 
     def _let_go(self, value: Value) -> None:
-        if value.id not in self.places:
-            return  # the step's own arrays
-        place = self.places[value.id]
-        self._owners[place[0]] -= 1
-        if not self._owners[place[0]]:
-            self.give_back(place)
+        place = self.places.get(value.id)  # the step's own arrays have none, nor have values that are only prepared
+        if place:
+            self._owners[place[0]] -= 1
+            if not self._owners[place[0]]:
+                self.give_back(place)
         for extent in EXTENTS["T"], EXTENTS["R"]:
             if held := self._inputs.pop((value.id, extent), None):
                 self.give_input_back(held, value.width, extent)
+
+    def readers(self, value: Value) -> list[Op]:
+        return [op for op in self.program.ops if any(v.id == value.id for v in op.inputs)]
 
     # --- inputs of linears ---
 
@@ -137,10 +141,21 @@ class Lowering:
             name if self.bf16 and name == "bf16" else INPUT_KIND[name] for name in self.weights.matrices[weight].formats
         )
 
+    def prepared_by_its_op(self, value: Value) -> int:
+        """The input that linears read the value as, to be filled by the op that makes it; -1 if others read it too.
+
+        Its buffer, if it has one, holds it too.
+        """
+        readers = self.readers(value)
+        plain = all(op.kind in LINEARS and [v.id for v in op.inputs].index(value.id) == 0 for op in readers)
+        if not (self.merge and readers and plain and all(op.inputs.count(value) == 1 for op in readers)):
+            return -1
+        extent = EXTENTS[value.rows]
+        held = self._inputs[value.id, extent] = self.input_room(value.width, extent, self._wanted(value))
+        return held[0]
+
     def _wanted(self, value: Value) -> Kinds:
-        readers = [
-            op for op in self.program.ops if op.kind in ("linear", "qkv", "route") and op.inputs[0].id == value.id
-        ]
+        readers = [op for op in self.readers(value) if op.kind in LINEARS and op.inputs[0].id == value.id]
         return frozenset().union(*(self.kinds(op.weights[0]) for op in readers))
 
     # --- pieces of rules ---
@@ -186,7 +201,35 @@ def _norm(to: Lowering, op: Op) -> None:
 
 
 def _linear(to: Lowering, op: Op) -> None:
-    to.linear(op, to.new(op.outputs[0]))
+    if not _gated(to, op):
+        to.linear(op, to.new(op.outputs[0]))
+
+
+def _gated(to: Lowering, op: Op) -> bool:
+    """The linear, the glu that alone reads it and the preparation of what that gives, as one phase, if it can be."""
+    readers = to.readers(op.outputs[0])
+    if len(readers) != 1 or readers[0].kind != "glu" or len(op.inputs) + len(op.weights) != 2:
+        return False
+    halves = halves_of(to.pieces(op))
+    gated = readers[0].outputs[0]
+    if halves is None or gated.width % 32:
+        return False
+    into = to.prepared_by_its_op(gated)
+    if into < 0:
+        return False
+    activation = ACTIVATIONS[readers[0].attrs["activation"]]
+    to.plan.gated(f"gated {op.weights[0]}", to.prepare(op.inputs[0]), *halves, activation, into)
+    return True
+
+
+def halves_of(pieces: list[Piece]) -> tuple[Piece, Piece] | None:
+    """The upper and the lower half of a weight's rows, if each lies in one piece and begins with a panel."""
+    if len(pieces) == 2 and pieces[0][2] == pieces[1][2]:
+        return pieces[0], pieces[1]
+    if len(pieces) == 1 and pieces[0][2] % (2 * PANEL) == 0:
+        packed, first, rows = pieces[0]
+        return (packed, first, rows // 2), (packed, first + rows // 2, rows // 2)
+    return None
 
 
 def _qkv(to: Lowering, op: Op) -> None:
@@ -210,10 +253,13 @@ def _attend(to: Lowering, op: Op) -> None:
     q, k, v = map(to.place, op.inputs)
     out, a = to.new(op.outputs[0]), op.attrs
     to.plan.write(k, v, to.layer(op))
-    to.plan.attend(q, to.layer(op), a["scale"], a["window"], a["softcap"], out)
+    into = to.prepared_by_its_op(op.outputs[0]) if a["head_dim"] % 32 == 0 else -1
+    to.plan.attend(q, to.layer(op), a["scale"], a["window"], a["softcap"], out, into)
 
 
 def _glu(to: Lowering, op: Op) -> None:
+    if op.inputs[0].id not in to.places:
+        return  # its linear has done it
     to.plan.glu(to.place(op.inputs[0]), ACTIVATIONS[op.attrs["activation"]], to.new(op.outputs[0]))
 
 
