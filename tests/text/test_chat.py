@@ -302,6 +302,12 @@ def tool_call(function: Any) -> list[dict[str, Any]]:
         (tool_call({"name": 1}), "messages[0].tool_calls[0].function.name"),
         (tool_call({"name": "f", "arguments": "{"}), "messages[0].tool_calls[0].function.arguments"),
         (tool_call({"name": "f", "arguments": "[1]"}), "messages[0].tool_calls[0].function.arguments"),
+        (tool_call({"name": "f", "arguments": "[" * 100_000}), "messages[0].tool_calls[0].function.arguments"),
+        (
+            tool_call({"name": "f", "arguments": f'{{"a":{"1" * 5000}}}'}),
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (user([{"type": "\n" * 100_000}]), "messages[0].content[0].type"),
         ([{"role": "user", "content": "x", "name": 3}], "messages[0].name"),
     ],
 )
@@ -309,6 +315,8 @@ def test_wrong_messages_are_refused_with_the_path(messages: Any, param: str) -> 
     with pytest.raises(RequestError) as error:
         normalise_messages(messages)
     assert error.value.param == param
+    assert len(str(error.value)) < 300
+    assert str(error.value).isprintable()
 
 
 def test_lone_surrogates_in_messages(small: Tokenizer) -> None:

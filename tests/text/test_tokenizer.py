@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from itertools import pairwise
 from typing import Any
@@ -96,6 +97,23 @@ def test_time_is_near_linear_in_the_text(tokenizer: Tokenizer, unit: str) -> Non
     seconds(1000)
     short, long = min(seconds(20_000) for _ in range(2)), seconds(160_000)
     assert long < 8 * short * 4 + 0.2
+
+
+def test_a_long_text_lets_other_threads_run() -> None:
+    """A server reads prompts in a thread, and goes on serving."""
+    tokenizer = Tokenizer.from_gguf(byte_level())
+    done, turns = threading.Event(), 0
+
+    def encode() -> None:
+        tokenizer.encode("hello there " * 50_000)
+        done.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not done.wait(0.001):
+        turns += 1
+    thread.join()
+    assert turns > 15
 
 
 def test_loading_is_quick(metadata: dict[str, dict[str, Any]]) -> None:

@@ -116,9 +116,12 @@ def byte_level_encoder(ids: dict[str, int], merges: Sequence[str], pre: Pre) -> 
 
 
 def library_encoder(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
-    """The ids of a text, by the tokenizers library; nothing added around them."""
+    """The ids of a text, by the tokenizers library; nothing added around them.
+
+    The library lets other Python threads run in its batch calls only.
+    """
 
     def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     return encode

@@ -66,7 +66,8 @@ def _part(part: Any, path: str) -> str:
     kind = part.get("type")
     field = _PART_TEXT.get(kind) if isinstance(kind, str) else None
     if field is None:
-        raise RequestError(f"{path}.type is {kind!r}; this model reads text parts only.", param=f"{path}.type")
+        told = "missing" if kind is None else ascii(kind)[:60]
+        raise RequestError(f"{path}.type is {told}; this model reads text parts only.", param=f"{path}.type")
     return _string(part.get(field), f"{path}.{field}")
 
 
@@ -99,8 +100,10 @@ def _arguments(arguments: Any, path: str) -> dict[str, Any]:
     if isinstance(arguments, str) and arguments.strip():
         try:
             arguments = json.loads(arguments)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise RequestError(f"{path} is not JSON: {error}.", param=path) from None
+        except (ValueError, RecursionError) as error:  # a plain ValueError is about a number of thousands of digits
+            known = isinstance(error, json.JSONDecodeError)
+            reason = str(error) if known else "it has a number too long, or is nested too deep"
+            raise RequestError(f"{path} is not JSON that can be read: {reason}.", param=path) from None
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
     if not isinstance(arguments, Mapping):
