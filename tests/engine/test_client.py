@@ -140,9 +140,9 @@ async def test_the_async_engine_yields_the_answer_as_it_grows(tiny: Path) -> Non
     llm = await AsyncLLM.start(str(tiny), **SETTINGS)
     try:
         lengths = []
-        async for out in llm.generate({"prompt_token_ids": PROMPT}, GREEDY, "r"):
+        async for out in llm.generate({"prompt_token_ids": PROMPT}, LONG, "r"):
             lengths.append(len(out.outputs[0].token_ids))
-        assert out.finished and lengths[-1] == 20 and lengths == sorted(lengths) and len(lengths) > 1
+        assert out.finished and lengths[-1] == 480 and lengths == sorted(lengths) and len(lengths) > 1
         seen = 0
         async for grown in llm.generate({"prompt_token_ids": PROMPT}, LONG, "gone"):
             out = grown

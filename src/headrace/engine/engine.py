@@ -245,8 +245,8 @@ def page_count(settings: EngineSettings, context: int, page_bytes: int, free_byt
         pages, limit = min(wanted, int(free_bytes * 0.6) // page_bytes), "free memory"
     if pages < needed:
         raise CapacityError(
-            f"the KV cache of one sequence of {context} tokens needs {needed * page_bytes / 2**20:.0f} MiB, "
-            f"and {limit} allows {max(pages, 0) * page_bytes / 2**20:.0f} MiB; "
+            f"the KV cache of one sequence of {context} tokens needs {needed * page_bytes / 2**20:.2f} MiB, "
+            f"and {limit} allows {max(pages, 0) * page_bytes / 2**20:.2f} MiB; "
             + (f"use --max-model-len {pages * PAGE}" if pages > 0 else "give the KV cache more memory")
         )
     return pages

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
+import threading
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
 from headrace.base import errors
 from headrace.base.errors import BadModelFile, EngineError, HeadraceError
+from headrace.base.log import log
 from headrace.base.settings import EngineSettings
 from headrace.engine.messages import Failed, ToEngine
 
@@ -27,28 +29,50 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Inbox:
-    """Whole messages out of a stream socket."""
+    """Whole messages out of a stream socket.
+
+    After `first` a thread takes them as they come, also during a step: else an abort would stand in the socket behind
+    megabytes of requests, of which each step would let in as much as the kernel holds.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._held = bytearray()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._come: SimpleQueue[ToEngine | None] = SimpleQueue()
 
     def first(self) -> Start:
         """The first message; waits for it."""
         while (frame := self._frame()) is None:
             self._receive()
+        threading.Thread(target=self._listen, name="inbox", daemon=True).start()
         return msgspec.msgpack.decode(frame, type=Start)
 
     def drain(self, wait: bool) -> list[ToEngine]:
         """What has come; waits for something if `wait`. EOFError when the other end has gone."""
-        while wait or select.select([self._sock], [], [], 0)[0]:
-            self._receive()
+        messages: list[ToEngine] = []
+        while True:
+            try:
+                message = self._come.get(block=wait)
+            except Empty:
+                return messages
+            if message is None:
+                raise EOFError
+            messages.append(message)
             wait = False
-        messages = []
-        while (frame := self._frame()) is not None:
-            messages.append(self._decoder.decode(frame))
-        return messages
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                while (frame := self._frame()) is not None:
+                    self._come.put(self._decoder.decode(frame))
+                self._receive()
+        except (EOFError, OSError):
+            pass
+        except Exception:
+            log.exception("the server's message could not be read")
+        finally:
+            self._come.put(None)
 
     def _receive(self) -> None:
         data = self._sock.recv(1 << 16)
