@@ -42,7 +42,7 @@ REFUSED: dict[str, list[Any]] = {
         {VOCAB: 1}, {1.0: 1}, [5], 5, dict.fromkeys(range(10**5), 1), {5: 10**400}, {5: None},
     ],
     "allowed_token_ids": [[], [VOCAB], [-1], ["1"], [True], 5, {1}],
-    "bad_words": [[""], [5], "word", ["x"] * 5000, ["\udc00"]],
+    "bad_words": [[""], [5], "word", ["x"] * 5000, ["x" * 129], ["\udc00"]],
     "bad_token_ids": [[[]], [5], [[VOCAB]], [[-1]], [["a"]], [None], [[True]]],
 }  # fmt: skip
 
@@ -64,7 +64,7 @@ LEGAL: dict[str, list[Any]] = {
     "prompt_logprobs": [None, 0, 20],
     "logit_bias": [None, {}, {0: -100, VOCAB - 1: 100, 5: 0.5}],
     "allowed_token_ids": [None, [0], list(range(VOCAB))],
-    "bad_words": [None, [], ["word"]],
+    "bad_words": [None, [], ["word"], ["x" * 128]],
     "bad_token_ids": [None, [], [[1], [2, 3]]],
 }
 

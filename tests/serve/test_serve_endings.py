@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pkgutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ class Caller:
     def __init__(self, app: App, path: str, body: dict[str, Any]) -> None:
         self.sent: list[dict[str, Any]] = []
         self.left = asyncio.Event()
+        self.stuck = False  # takes nothing any more
         self._body: bytes | None = json.dumps(body).encode()
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path,
@@ -46,6 +48,8 @@ class Caller:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
+        while self.stuck:
+            await asyncio.sleep(0.01)
         self.sent.append(message)
 
     @property
@@ -170,12 +174,63 @@ async def test_health_answers_while_a_long_prompt_is_read(
 ) -> None:
     """Work on long texts leaves the event loop."""
     encode = type(engine.tokenizer).encode
-    monkeypatch.setattr(type(engine.tokenizer), "encode", lambda *args, **kw: (time.sleep(0.5), encode(*args, **kw))[1])
+    monkeypatch.setattr(type(engine.tokenizer), "encode", lambda *args, **kw: (time.sleep(1), encode(*args, **kw))[1])
     monkeypatch.setattr("headrace.serve.prompts.Prompts._check_size", lambda *args: None)
     slow = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "a" * 20_000}))
-    await asyncio.sleep(0.1)
     start = time.monotonic()
+    await asyncio.sleep(0.1)
     assert (await client.get("/health")).status_code == 200
-    assert time.monotonic() - start < 0.3
+    assert time.monotonic() - start < 0.6
     assert not slow.done()
     assert (await slow).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("slow_part", "body"),
+    [
+        ("app.parse_completion", {"prompt": "a", "metadata": {"a": "b" * 80_000}}),
+        ("prompts.Prompts._echo", {"prompt": [[65] * 10] * 900, "echo": True, "max_tokens": 0}),
+    ],
+)
+async def test_health_answers_while_a_large_body_is_worked_on(
+    client: httpx.AsyncClient, slow_part: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = iter([1])
+
+    def slow(*args: Any) -> Any:
+        time.sleep(next(delays, 0))
+        return original(*args)
+
+    original = pkgutil.resolve_name(f"headrace.serve.{slow_part}")
+    monkeypatch.setattr(f"headrace.serve.{slow_part}", slow)
+    work = asyncio.ensure_future(client.post("/v1/completions", json=body))
+    start = time.monotonic()
+    await asyncio.sleep(0.1)
+    assert (await client.get("/health")).status_code == 200
+    assert time.monotonic() - start < 0.6
+    assert not work.done()
+    assert (await work).status_code == 200
+
+
+async def test_health_answers_while_many_prompts_are_handed_in(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    submit = engine.submit
+    engine.submit = lambda *args, **kw: (time.sleep(0.01), submit(*args, **kw))[1]  # type: ignore[method-assign]
+    work = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": ["a"] * 100, "max_tokens": 1}))
+    start = time.monotonic()
+    await asyncio.sleep(0.1)
+    assert (await client.get("/health")).status_code == 200
+    assert time.monotonic() - start < 0.6
+    assert not work.done()
+    assert (await work).status_code == 200
+
+
+async def test_a_client_that_does_not_read_holds_up_no_shutdown(app: App, engine: FakeEngine) -> None:
+    engine.pace = 0.01
+    caller = Caller(app, CHAT, {"messages": HI, "stream": True})
+    await caller.until(lambda: len(caller.sent) > 2)
+    caller.stuck = True
+    await asyncio.sleep(0.05)
+    app.desk.cut(GoingAway("bye"))
+    async with asyncio.timeout(2):
+        await caller.task
+        await app.desk.idle.wait()

@@ -236,6 +236,20 @@ async def test_a_prompt_far_too_long_is_not_tokenized(
         assert "at least" in error["message"]
 
 
+async def test_messages_of_too_many_values_are_refused(client: httpx.AsyncClient) -> None:
+    call = {"function": {"name": "f", "arguments": {"a": [1] * 2000}}}
+    error = error_of(await client.post(CHAT, json={"messages": [{"role": "assistant", "tool_calls": [call]}]}))
+    assert error["message"] == "messages hold more than 1024 JSON values."
+    await good(client)
+
+
+async def test_a_bias_too_large_is_refused_by_its_size(client: httpx.AsyncClient) -> None:
+    bias = {f"x{i}": 1 for i in range(5000)}
+    error = error_of(await client.post(CHAT, json={"messages": HI, "logit_bias": bias}))
+    assert "at most 4096" in error["message"]
+    await good(client)
+
+
 async def test_more_messages_than_the_context_holds_are_refused(client: httpx.AsyncClient) -> None:
     error = error_of(await client.post(CHAT, json={"messages": HI * 1000}))
     assert error["code"] == "context_length_exceeded"

@@ -18,6 +18,7 @@ MAX_STOP_CHARACTERS = 1024
 MAX_STOP_IDS = 1024
 MAX_BIASES = 4096
 MAX_BAD_WORDS = 1024
+MAX_BAD_CHARACTERS = 128
 MAX_ALLOWED_IDS = 1 << 20
 GREEDY_BELOW = 1e-5
 INT32_MAX = 2**31 - 1
@@ -254,6 +255,6 @@ _RULES: dict[str, Rule] = {
     "include_stop_str_in_output": _boolean,
     "logit_bias": _check_bias,
     "allowed_token_ids": _list(MAX_ALLOWED_IDS, "token ids", least=1),
-    "bad_words": _strings(MAX_BAD_WORDS, MAX_STOP_CHARACTERS),
+    "bad_words": _strings(MAX_BAD_WORDS, MAX_BAD_CHARACTERS),
     "bad_token_ids": _check_bad_ids,
 }

@@ -5,12 +5,13 @@ Owes: each request answered, in OpenAI's shapes, or refused by name. Does not kn
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 MAX_TRACE = 100_000
 Endpoint = Callable[[Request], Awaitable[Response]]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class App:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions"""
         with self.desk.seat():
-            asked = parse_chat(await read_json(request, self._settings.max_body_bytes), self.limits)
+            asked = await self._read(request, parse_chat)
             ids = await self._prompts.of_chat(asked)
             id, news = await self._submit(request, "chatcmpl", asked.asked, [ids])
             reply = ChatReply(id, self.names[0], asked.asked, news, self._engine.tokenizer)
@@ -100,12 +102,15 @@ class App:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
         with self.desk.seat():
-            asked = parse_completion(await read_json(request, self._settings.max_body_bytes), self.limits)
+            asked = await self._read(request, parse_completion)
             ids = await self._prompts.of_completion(asked)
-            echoes = [self._prompts.echo(prompt) for prompt in asked.prompts] if asked.echo else None
+            echoes = await self._prompts.echoes(asked) if asked.echo else None
             id, news = await self._submit(request, "cmpl", asked.asked, ids)
             reply = TextReply(id, self.names[0], asked.asked, news, self._engine.tokenizer, echoes)
             return await self._answer(request, reply, news)
+
+    async def _read(self, request: Request, parse: Callable[[Any, Limits], _T]) -> _T:
+        return await read_json(request, lambda body: parse(body, self.limits), self._settings.max_body_bytes)
 
     async def _submit(
         self, request: Request, prefix: str, asked: Asked, prompts: Sequence[list[int]]
@@ -123,6 +128,7 @@ class App:
                         ids, params, request_id=name, priority=asked.priority, cache_salt=asked.cache_salt
                     )
                 )
+                await asyncio.sleep(0)  # many long prompts take a while, and others wait for the event loop
         except BaseException:
             for stream in streams:
                 await stream.aclose()

@@ -9,8 +9,8 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, Protocol
+from contextlib import aclosing, suppress
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,7 +29,9 @@ from headrace.serve.errors import Problem, problem_of
 MAX_BODY = 32 << 20  # bytes
 MAX_HEAD = 64 << 10  # bytes of request line and headers
 BODY_SECONDS = 60.0  # for a body to arrive whole
-LONG_BODY = 64 << 10  # bytes from which on JSON is decoded off the event loop
+LAST_SECONDS = 0.3  # for the last event to go out when the server is going
+LONG_BODY = 64 << 10  # bytes from which on JSON is decoded and checked off the event loop
+_T = TypeVar("_T")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _SSE_HEADERS = {
@@ -63,15 +65,17 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-async def read_json(request: Request, most: int = MAX_BODY) -> Any:
-    """The decoded body. HTTPException 408, 413 or 415, or RequestError for what is no JSON."""
+async def read_json(request: Request, parse: Callable[[Any], _T], most: int = MAX_BODY) -> _T:
+    """What `parse` makes of the decoded body. HTTPException 408, 413 or 415, or RequestError for what is no JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(415, "Unsupported Media Type: only 'application/json' is allowed as content-type.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HTTPException(415, "Compressed bodies are not supported: send the JSON as it is.")
     body = await _body(request, most)
-    return await asyncio.to_thread(_decode, body) if len(body) > LONG_BODY else _decode(body)
+    if len(body) > LONG_BODY:
+        return await asyncio.to_thread(lambda: parse(_decode(body)))
+    return parse(_decode(body))
 
 
 async def _body(request: Request, most: int) -> bytes:
@@ -128,7 +132,7 @@ class EventStream(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 last = await self._run(receive, send)
                 if last is not None:
-                    await send({"type": "http.response.body", "body": last})
+                    await self._end(send, last)
         finally:
             await self._close()
 
@@ -141,6 +145,12 @@ class EventStream(Response):
         except Exception as error:
             return event(reported(error, self._request_id).json())
         return b""
+
+    async def _end(self, send: Send, last: bytes) -> None:
+        """A server that is going does not wait for a client that has stopped to read."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_SECONDS if self._desk.closing else None):
+                await send({"type": "http.response.body", "body": last})
 
     async def _pump(self, send: Send) -> None:
         async with aclosing(self._source.events()) as events:

@@ -6,7 +6,7 @@ Owes: ids that fit the context, computed off the event loop when the text is lon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headrace.text import ChatTemplate, Tokenizer
 
 LONG = 8192  # characters from which on work leaves the event loop; below it takes less than about 5 ms
+VALUES_A_TOKEN = 16  # JSON values in messages, for each token that the context holds
 _T = TypeVar("_T")
 
 
@@ -36,15 +37,17 @@ class Prompts:
                 "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
                 param="messages",
             )
-        return await _off_loop(_size(request.messages), self._chat, request, self._template)
+        return await _off_loop(_is_long(request.messages), self._chat, request, self._template)
 
     async def of_completion(self, request: CompletionRequest) -> list[list[int]]:
         """The ids of each prompt. RequestError(param="prompt"), ContextTooLong."""
-        size = sum(len(prompt) for prompt in request.prompts)
-        return await _off_loop(size, self._completion, request)
+        return await _off_loop(_is_long(request.prompts), self._completion, request)
 
-    def echo(self, prompt: Prompt) -> str:
-        """A prompt as text, to be said again before its continuation."""
+    async def echoes(self, request: CompletionRequest) -> list[str]:
+        """Each prompt as text, to be said again before its continuation."""
+        return await _off_loop(_is_long(request.prompts), lambda: [self._echo(prompt) for prompt in request.prompts])
+
+    def _echo(self, prompt: Prompt) -> str:
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
 
     @cached_property
@@ -53,14 +56,15 @@ class Prompts:
         return max(len(self._tokenizer.token_bytes(i)) for i in range(self._tokenizer.vocab_size))
 
     def _chat(self, request: ChatRequest, template: ChatTemplate) -> list[int]:
-        self._check_size(_size(request.messages), "messages")
         check_length(len(request.messages), self._limits.max_model_len, "messages", exact=False)
+        self._check_size(self._characters(request.messages), "messages")
         rendered = template.render(
             normalise_messages(request.messages),
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             **request.template_kwargs,
         )
+        self._check_size(len(rendered.text), "messages")
         return self._fits(self._tokenizer.encode_chat(rendered), "messages")
 
     def _completion(self, request: CompletionRequest) -> list[list[int]]:
@@ -79,6 +83,15 @@ class Prompts:
         check_length(len(ids), self._limits.max_model_len, param)
         return ids
 
+    def _characters(self, messages: Sequence[Any]) -> int:
+        """Of all strings in there. RequestError when they are made of more values than a conversation can need."""
+        total, most = 0, VALUES_A_TOKEN * self._limits.max_model_len
+        for count, length in enumerate(_lengths(messages)):
+            if count >= most:
+                raise RequestError(f"messages hold more than {most} JSON values.", param="messages")
+            total += length
+        return total
+
     def _check_size(self, characters: int, param: str) -> None:
         """A character takes a byte or more, a token at most `_longest`: so many tokens there are at least."""
         most = self._limits.max_model_len
@@ -86,8 +99,8 @@ class Prompts:
             check_length(-(-characters // self._longest), most, param, exact=False)
 
 
-async def _off_loop(size: int, work: Callable[..., _T], *args: Any) -> _T:
-    return await asyncio.to_thread(work, *args) if size > LONG else work(*args)
+async def _off_loop(long: bool, work: Callable[..., _T], *args: Any) -> _T:
+    return await asyncio.to_thread(work, *args) if long else work(*args)
 
 
 def _naming(param: str, work: Callable[..., _T], *args: Any) -> _T:
@@ -99,15 +112,19 @@ def _naming(param: str, work: Callable[..., _T], *args: Any) -> _T:
         raise
 
 
-def _size(messages: Sequence[Any]) -> int:
-    """Characters of all strings in there."""
-    total, rest = 0, list(messages)
+def _is_long(values: Sequence[Any]) -> bool:
+    """Whether they are more than `LONG` characters and values; looks no further than that."""
+    total = 0
+    return any((total := total + 1 + length) > LONG for length in _lengths(values))
+
+
+def _lengths(values: Sequence[Any]) -> Iterator[int]:
+    """Characters of each string in there, however deep; 0 for what is no string."""
+    rest = list(values)
     while rest:
         value = rest.pop()
-        if isinstance(value, str):
-            total += len(value)
-        elif isinstance(value, dict):
+        yield len(value) if isinstance(value, str) else 0
+        if isinstance(value, dict):
             rest.extend(value.values())
         elif isinstance(value, list):
             rest.extend(value)
-    return total

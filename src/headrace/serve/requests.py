@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.base.errors import ContextTooLong, RequestError, UnknownModel
-from headrace.core.sampling import SamplingParams
+from headrace.core.sampling import MAX_BIASES, SamplingParams
 from headrace.serve import fields as f
 from headrace.serve.errors import shown
 
@@ -193,10 +193,10 @@ def _alternatives(value: int, name: str, limits: Limits) -> int:
     return min(value, limits.vocab_size)
 
 
-def _logit_bias(bias: Mapping[str, Any] | None) -> dict[int, float] | None:
-    """JSON knows only strings as keys: they must be decimal numbers."""
-    if bias is None:
-        return None
+def _logit_bias(bias: dict[str, Any] | None) -> dict[Any, float] | None:
+    """JSON knows only strings as keys: they must be decimal numbers. The size is for the sampler to refuse."""
+    if bias is None or len(bias) > MAX_BIASES:
+        return bias
     for key in bias:
         if not _BIAS_KEY.fullmatch(key):
             raise RequestError(f"logit_bias must have token ids as keys, got '{shown(key, 40)}'.", param="logit_bias")
