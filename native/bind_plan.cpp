@@ -189,7 +189,7 @@ void bind_plan(nb::module_& m) {
 
     nb::class_<Plan>(m, "Plan", R"(A program lowered to phases over fixed buffers.
 
-Built by one call an op in order; a value is a slice (buffer, first column, columns). Packed weights must outlive the plan.
+Built by one call an op in order; a value is a slice (buffer, first column, columns). Packed weights are kept alive.
 Every call raises ValueError when what it is given does not fit together.)")
         .def(nb::new_([](std::string isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
                          int vocab, int chunk, std::vector<std::pair<int, int>> layers) {
@@ -205,7 +205,7 @@ Every call raises ValueError when what it is given does not fit together.)")
         .def("prepared", &Plan::prepared, "columns"_a, "extent"_a, "f32"_a, "bf16"_a, "q32"_a,
              "Room for a linear's input in the kinds its weights want; its number.")
         .def("table", &table, "cos"_a, "sin"_a, "A rotation's cos and sin [context, rotary / 2]; its number.")
-        .def("embed", &Plan::embed, "table"_a, "scale"_a, "out"_a)
+        .def("embed", &Plan::embed, "table"_a, "scale"_a, "out"_a, nb::keep_alive<1, 2>())
         .def(
             "norm",
             [](Plan& p, Slice x, Vector w, int heads, float eps, Slice out) { p.norm(x, values(w), heads, eps, out); },
@@ -223,11 +223,13 @@ Every call raises ValueError when what it is given does not fit together.)")
         .def("choose", &Plan::choose, "logits"_a, "k"_a, "renormalise"_a, "out"_a, "Overwrites its input.")
         .def("combine", &Plan::combine, "y"_a, "routing"_a, "out"_a)
         .def("linear", &linear, "name"_a, "input"_a, "pieces"_a, "out"_a, "bias"_a = nb::none(), "add"_a = nb::none(),
-             "pieces: (packed, first row, rows), one under the other.")
+             nb::keep_alive<1, 4>(), "pieces: (packed, first row, rows), one under the other.")
         .def("gated", &Plan::gated, "name"_a, "input"_a, "gate"_a, "up"_a, "activation"_a, "into"_a,
+             nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
              "A gated MLP up to the input of its last linear. gate, up: (packed, first row, rows).")
         .def("sort", &Plan::sort, "routing"_a, "experts"_a, "Deals rows to experts.")
-        .def("experts", &Plan::experts, "name"_a, "input"_a, "pieces"_a, "out"_a, "pieces: of each expert.")
+        .def("experts", &Plan::experts, "name"_a, "input"_a, "pieces"_a, "out"_a, nb::keep_alive<1, 4>(),
+             "pieces: of each expert.")
         .def("attend", &Plan::attend, "q"_a, "layer"_a, "scale"_a, "window"_a, "softcap"_a, "out"_a, "into"_a = -1,
              "into: also prepares out as that input; heads must be whole blocks of 32.")
         .def("finish", &Plan::finish, "logits"_a, "Samples from these; the last call.")

@@ -25,6 +25,7 @@ class Arena {
     Arena() = default;
     explicit Arena(size_t bytes) : bytes_(bytes) {
         const size_t align = bytes >= kHuge ? kHuge : 0;
+        if (bytes > std::numeric_limits<size_t>::max() - kSlack - align) throw std::bad_alloc();
         mapped_ = bytes + kSlack + align;
         base_ = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (base_ == MAP_FAILED) {

@@ -16,29 +16,31 @@ void require(bool right, const std::string& what) {
     if (!right) throw std::invalid_argument("plan: " + what);
 }
 
-constexpr int kShortStep = 32;                    // rows
-constexpr int kManyWaits = 4;                     // sleeps of a step that tell of company
-constexpr int kLeastAlone = 8, kMostAlone = 128;  // steps
+constexpr int kShortStep = 32;                       // rows
+constexpr int kManyWaits = 4;                        // sleeps of a step that tell of company
+constexpr int kLeastAlone = 8, kMostAlone = 128;     // steps
+constexpr int kMostRows = 1 << 24, kMost = 1 << 30;  // of a step; of anything else that is counted
 
 int padded(int n, int to) { return (n + to - 1) / to * to; }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Denormal numbers are zeros while a step runs, on every thread alike; the caller's mode comes back.
-class FlushDenormals {
+// Numbers are rounded to nearest and denormal ones are zeros while a step runs, on every thread alike, whatever mode
+// other libraries left; the caller's mode comes back.
+class OwnMode {
   public:
 #if defined(__x86_64__)
-    FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-    ~FlushDenormals() { _mm_setcsr(before_); }
+    OwnMode() : before_(_mm_getcsr()) { _mm_setcsr(0x1f80 | 0x8040); }
+    ~OwnMode() { _mm_setcsr(before_); }
 
   private:
     unsigned before_;
 #elif defined(__aarch64__)
-    FlushDenormals() {
+    OwnMode() {
         asm volatile("mrs %0, fpcr" : "=r"(before_));
-        asm volatile("msr fpcr, %0" : : "r"(before_ | (1ull << 24)));
+        asm volatile("msr fpcr, %0" : : "r"(1ull << 24));
     }
-    ~FlushDenormals() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+    ~OwnMode() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
 
   private:
     uint64_t before_;
@@ -63,6 +65,9 @@ Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, s
     require(limits.tokens > 0 && limits.sequences > 0 && limits.pages > 0 && limits.context > 0 && limits.vocab > 0 &&
                 limits.chunk > 0,
             "every limit must be at least 1");
+    require(
+        limits.tokens <= kMostRows && limits.sequences <= kMostRows && limits.context <= kMost,
+        "a step has at most " + std::to_string(kMostRows) + " rows, a context " + std::to_string(kMost) + " tokens");
     limits_.chunk = std::min(limits_.chunk, limits_.tokens);
     for (auto [kv_heads, head_dim] : layers) {
         require(kv_heads > 0 && head_dim > 0 && head_dim % 2 == 0 && head_dim <= kMaxHeadDim,
@@ -97,6 +102,10 @@ int Plan::rows_of(Extent extent) const {
 
 void Plan::route_to(int choices) {
     require(choices > 0 && choices <= 1024, "a row chooses 1 to 1024 experts");
+    const auto of_slots = [](const auto& room) { return room.extent == Extent::Slots; };
+    require(std::none_of(buffers_.begin(), buffers_.end(), of_slots) &&
+                std::none_of(inputs_.begin(), inputs_.end(), of_slots),
+            "route_to comes before buffers and inputs of slots");
     choices_ = std::max(choices_, choices);
 }
 
@@ -159,8 +168,19 @@ int Plan::table(std::vector<float> cos, std::vector<float> sin, int rotary) {
     return static_cast<int>(rotations_.size()) - 1;
 }
 
-void Plan::row_op(const char* name, Extent extent, std::unique_ptr<RowOp> op) {
+// The extent that all of these have.
+Extent Plan::shared(const char* op, std::initializer_list<Slice> values) {
+    const Extent extent = buffer_of(*values.begin()).extent;
+    for (const Slice& s : values) require(buffer_of(s).extent == extent, std::string(op) + ": extents differ");
+    return extent;
+}
+
+std::vector<std::unique_ptr<Phase>>& Plan::part(Extent e) {
     require(!finished_, "it is finished");
+    return e == Extent::Logits ? tail_ : body_;
+}
+
+void Plan::row_op(const char* name, Extent extent, std::unique_ptr<RowOp> op) {
     auto& phases = part(extent);
     auto* last = phases.empty() ? nullptr : dynamic_cast<RowPhase*>(phases.back().get());
     if (!merge_ || !last || last->extent != extent) {
@@ -179,14 +199,15 @@ void Plan::embed(const std::vector<const Packed*>& table, float scale, Slice out
         rows += p->rows();
     }
     require(rows > 0, "a table needs rows");
+    require(buffer_of(out).extent == Extent::Tokens, "embed: gives rows of tokens");
     ids_ = std::min(ids_, rows);
-    row_op("embed", buffer_of(out).extent, embed_op(std::move(parts), scale, view(out)));
+    row_op("embed", Extent::Tokens, embed_op(std::move(parts), scale, view(out)));
 }
 
 void Plan::norm(Slice x, std::vector<float> weight, int heads, float eps, Slice out) {
     require(heads > 0 && size_t(view(x).width) == weight.size() * heads && view(out).width == view(x).width,
             "norm: widths differ");
-    row_op("norm", buffer_of(out).extent, norm_op(view(x), std::move(weight), heads, eps, view(out)));
+    row_op("norm", shared("norm", {x, out}), norm_op(view(x), std::move(weight), heads, eps, view(out)));
 }
 
 void Plan::prepare(Slice x, int into) {
@@ -194,33 +215,34 @@ void Plan::prepare(Slice x, int into) {
     require(in.columns == view(x).width, "prepare: widths differ");
     const bool gathers = in.extent == Extent::Slots && buffer_of(x).extent == Extent::Tokens;
     require(gathers || in.extent == buffer_of(x).extent, "prepare: extents differ");
+    require(!gathers || std::get<2>(sorted_), "prepare: slots are filled by sort");
     row_op("prepare", in.extent, prepare_op(view(x), &in.prepared, gathers ? &slots_ : nullptr));
 }
 
 void Plan::glu(Slice x, int activation, Slice out) {
     require(view(x).width == 2 * view(out).width, "glu: widths differ");
     require(activation >= 0 && activation < 3, "glu: there are activations 0 to 2");
-    row_op("glu", buffer_of(out).extent, glu_op(view(x), activation, view(out)));
+    row_op("glu", shared("glu", {x, out}), glu_op(view(x), activation, view(out)));
 }
 
 void Plan::add(Slice x, Slice y, Slice out) {
     require(view(x).width == view(out).width && view(y).width == view(out).width, "add: widths differ");
-    row_op("add", buffer_of(out).extent, add_op(view(x), view(y), view(out)));
+    row_op("add", shared("add", {x, y, out}), add_op(view(x), view(y), view(out)));
 }
 
 void Plan::bias(Slice x, std::vector<float> bias, Slice out) {
     require(view(x).width == view(out).width && bias.size() == size_t(view(out).width), "bias: widths differ");
-    row_op("bias", buffer_of(out).extent, bias_op(view(x), std::move(bias), view(out)));
+    row_op("bias", shared("bias", {x, out}), bias_op(view(x), std::move(bias), view(out)));
 }
 
 void Plan::scale(Slice x, float factor, Slice out) {
     require(view(x).width == view(out).width, "scale: widths differ");
-    row_op("scale", buffer_of(out).extent, scale_op(view(x), factor, view(out)));
+    row_op("scale", shared("scale", {x, out}), scale_op(view(x), factor, view(out)));
 }
 
 void Plan::softcap(Slice x, float cap, Slice out) {
     require(view(x).width == view(out).width && cap > 0, "softcap: widths differ, or a cap that is not positive");
-    row_op("softcap", buffer_of(out).extent, softcap_op(view(x), cap, view(out)));
+    row_op("softcap", shared("softcap", {x, out}), softcap_op(view(x), cap, view(out)));
 }
 
 void Plan::rope(Slice x, int head_dim, int table, Slice out) {
@@ -228,7 +250,7 @@ void Plan::rope(Slice x, int head_dim, int table, Slice out) {
     const Rotation& t = rotations_[table];
     require(view(x).width == view(out).width && head_dim >= t.rotary && view(x).width % head_dim == 0,
             "rope: widths differ");
-    require(buffer_of(x).extent == Extent::Tokens, "rope: takes rows of tokens");
+    require(shared("rope", {x, out}) == Extent::Tokens, "rope: takes rows of tokens");
     row_op("rope", Extent::Tokens, rope_op(view(x), head_dim, t.rotary, t.cos.data(), t.sin.data(), view(out)));
 }
 
@@ -236,8 +258,7 @@ void Plan::write(Slice k, Slice v, int layer) {
     require(layer >= 0 && layer < static_cast<int>(layers_.size()), "there is no layer " + std::to_string(layer));
     const Layer& l = layers_[layer];
     require(view(k).width == l.kv_heads * l.head_dim && view(v).width == view(k).width, "write: widths differ");
-    require(buffer_of(k).extent == Extent::Tokens && buffer_of(v).extent == Extent::Tokens,
-            "write: takes rows of tokens");
+    require(shared("write", {k, v}) == Extent::Tokens, "write: takes rows of tokens");
     row_op("write", Extent::Tokens, write_op(view(k), view(v), l));
 }
 
@@ -250,12 +271,16 @@ void Plan::rows(Slice x, Slice out) {
 
 void Plan::choose(Slice logits, int k, bool renormalise, Slice out) {
     require(k > 0 && k <= view(logits).width && view(out).width == 2 * k, "choose: widths differ");
-    row_op("choose", buffer_of(out).extent, choose_op(view(logits), k, renormalise, view(out)));
+    row_op("choose", shared("choose", {logits, out}), choose_op(view(logits), k, renormalise, view(out)));
+    chosen_ = out;
+    rated_ = view(logits).width;
 }
 
 void Plan::combine(Slice y, Slice routing, Slice out) {
     require(view(y).width == view(out).width && buffer_of(y).extent == Extent::Slots,
             "combine: widths or extents differ");
+    require(routing == sorted_, "combine: takes the routing that was sorted last");
+    require(buffer_of(out).extent == Extent::Tokens, "combine: gives rows of tokens");
     row_op("combine", Extent::Tokens, combine_op(view(y), view(routing), &slots_, view(out)));
 }
 
@@ -288,7 +313,7 @@ void Plan::linear(const std::string& name, int in, const std::vector<PieceRef>& 
                   std::vector<float> bias, const Slice* add) {
     const Input& i = input(in);
     const Extent extent = buffer_of(out).extent;
-    require(!finished_ && i.extent == extent, "linear: extents differ");
+    require(i.extent == extent, "linear: extents differ");
     require(bias.empty() || bias.size() == size_t(view(out).width), "linear: the bias has another width");
     Epilogue epilogue{std::move(bias), add ? view(*add) : View{}};
     require(!add || (epilogue.add.width == view(out).width && buffer_of(*add).extent == extent),
@@ -313,17 +338,21 @@ void Plan::sort(Slice routing, int experts) {
     require(experts > 0 && view(routing).width % 2 == 0 && view(routing).width / 2 <= choices_,
             "sort: too many choices");
     require(buffer_of(routing).extent == Extent::Tokens, "sort: takes rows of tokens");
-    body_.push_back(std::make_unique<SortPhase>(view(routing), experts, &slots_));
+    require(routing == chosen_ && experts == rated_, "sort: takes what choose gave last, among as many experts");
+    part(Extent::Tokens).push_back(std::make_unique<SortPhase>(view(routing), experts, &slots_));
+    sorted_ = routing;
 }
 
 void Plan::experts(const std::string& name, int in, const std::vector<std::vector<PieceRef>>& refs, Slice out) {
     const Input& i = input(in);
     require(i.extent == Extent::Slots && buffer_of(out).extent == Extent::Slots,
             "experts: take and give rows of slots");
+    require(static_cast<int>(refs.size()) == rated_ && std::get<2>(sorted_), "experts: not those that were sorted");
     std::vector<std::vector<Piece>> all;
     for (const auto& r : refs) all.push_back(pieces(r, i, view(out).width));
-    body_.push_back(
-        std::make_unique<ExpertsPhase>(name, &slots_, &i.prepared, std::move(all), view(out), pool_.threads()));
+    part(Extent::Slots)
+        .push_back(
+            std::make_unique<ExpertsPhase>(name, &slots_, &i.prepared, std::move(all), view(out), pool_.threads()));
 }
 
 Crowd* Plan::crowd(int heads, int kv_heads, int window) {
@@ -338,8 +367,7 @@ void Plan::attend(Slice q, int layer, float scale, int window, float softcap, Sl
     const int heads = view(q).width / l.head_dim;
     require(view(q).width == heads * l.head_dim && heads % l.kv_heads == 0 && view(out).width == view(q).width,
             "attend: widths differ");
-    require(buffer_of(q).extent == Extent::Tokens && buffer_of(out).extent == Extent::Tokens,
-            "attend: takes rows of tokens");
+    require(shared("attend", {q, out}) == Extent::Tokens, "attend: takes rows of tokens");
     require(window >= 0 && softcap >= 0, "attend: window and softcap cannot be negative");
     const Prepared* prepared = nullptr;
     if (into >= 0) {
@@ -348,8 +376,9 @@ void Plan::attend(Slice q, int layer, float scale, int window, float softcap, Sl
                 "attend: heads are no whole blocks of the input");
         prepared = &to.prepared;
     }
-    body_.push_back(std::make_unique<AttendPhase>(crowd(heads, l.kv_heads, window), l, view(q), view(out), prepared,
-                                                  scale, softcap));
+    part(Extent::Tokens)
+        .push_back(std::make_unique<AttendPhase>(crowd(heads, l.kv_heads, window), l, view(q), view(out), prepared,
+                                                 scale, softcap));
 }
 
 void Plan::finish(Slice logits) {
@@ -407,7 +436,7 @@ void Plan::share_out(int rows) {
 void Plan::job(void* plan, int thread) { static_cast<Plan*>(plan)->work(thread); }
 
 void Plan::work(int thread) {
-    const FlushDenormals mode;
+    const OwnMode mode;
     const StepArrays& step = *live_.step;
     for (size_t i = thread; i < step.fresh.size(); i += live_.threads)
         memset(cache_.data() + step.fresh[i] * page_bytes_, 0, page_bytes_);

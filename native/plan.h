@@ -4,6 +4,7 @@
 #pragma once
 #include <atomic>
 #include <deque>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -84,7 +85,8 @@ class Plan {
     View view(Slice s);
     Input& input(int id);
     const Slots* slots(Extent e) const { return e == Extent::Slots ? &slots_ : nullptr; }
-    std::vector<std::unique_ptr<Phase>>& part(Extent e) { return e == Extent::Logits ? tail_ : body_; }
+    Extent shared(const char* op, std::initializer_list<Slice> values);
+    std::vector<std::unique_ptr<Phase>>& part(Extent e);
     void row_op(const char* name, Extent extent, std::unique_ptr<RowOp> op);
     std::vector<Piece> pieces(const std::vector<PieceRef>& refs, const Input& in, int width) const;
     Crowd* crowd(int heads, int kv_heads, int window);
@@ -108,6 +110,8 @@ class Plan {
     Partials partials_;
     std::deque<Crowd> crowds_;
     Slots slots_;
+    Slice chosen_{-1, 0, 0}, sorted_{-1, 0, 0};  // routings: of the last choose, of the last sort
+    int rated_ = 0;                              // experts of the last choose
     std::vector<std::unique_ptr<Phase>> body_, tail_;
     bool finished_ = false, profiling_ = false;
     double clock_ = 0;

@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -80,7 +81,19 @@ Pool::Pool(int threads)
     if (threads < 1 || threads > 256)
         throw std::invalid_argument("threads must lie between 1 and 256, not " + std::to_string(threads));
     seats_ = std::make_unique<Seat[]>(threads);
-    for (int t = 1; t < threads; t++) workers_.emplace_back(&Pool::work, this, t);
+    workers_.reserve(threads);
+    try {
+        for (int t = 1; t < threads; t++) workers_.emplace_back(&Pool::work, this, t);
+    } catch (const std::system_error&) {
+        end();
+        throw std::runtime_error("the system does not give this process " + std::to_string(threads) + " threads");
+    }
+}
+
+void Pool::end() {
+    job_ = nullptr;
+    start_.advance(start_.now() + 1);
+    for (std::thread& w : workers_) w.join();
 }
 
 Pool::~Pool() {
@@ -88,14 +101,16 @@ Pool::~Pool() {
         for (std::thread& w : workers_) w.detach();
         return;
     }
-    job_ = nullptr;
-    start_.advance(start_.now() + 1);
-    for (std::thread& w : workers_) w.join();
+    end();
+}
+
+void Pool::stay() const {
+    if (getpid() != process_)
+        throw std::runtime_error("this executor was made before a fork; make a new one in the child");
 }
 
 void Pool::run(Job job, void* context) {
-    if (getpid() != process_)
-        throw std::runtime_error("this executor was made before a fork; make a new one in the child");
+    stay();
     job_ = job;
     context_ = context;
     long_waits_ = 0;
@@ -105,6 +120,7 @@ void Pool::run(Job job, void* context) {
 }
 
 void Pool::run_alone(Job job, void* context) {
+    stay();
     alone_ = true;
     job(context, 0);
     alone_ = false;

@@ -26,7 +26,8 @@ class Epoch {
 
 class Pool {
   public:
-    // threads: the caller of `run` is one of them. Throws std::invalid_argument unless 1 to 256.
+    // threads: the caller of `run` is one of them. Throws std::invalid_argument unless 1 to 256, std::runtime_error
+    // when the system gives no more.
     explicit Pool(int threads);
     ~Pool();
     Pool(const Pool&) = delete;
@@ -39,7 +40,7 @@ class Pool {
     void run(Job job, void* context);
     // Called by every thread of a running job, equally often: nobody passes before all have come.
     void barrier(int thread);
-    // Runs job(context, 0) on the caller alone; its barriers are open.
+    // Runs job(context, 0) on the caller alone; its barriers are open. Throws after a fork, as `run` does.
     void run_alone(Job job, void* context);
     int threads() const { return threads_; }
     // How often thread 0 has slept in barriers of this run: often means that somebody else uses our processors.
@@ -51,6 +52,8 @@ class Pool {
         uint32_t passed = 0;  // of its own thread
     };
     void work(int thread);
+    void end();         // of the workers
+    void stay() const;  // throws in a forked process
 
     const int threads_;
     const int spins_;

@@ -3,9 +3,14 @@ number of threads and instruction sets, with merges or without, over any page ta
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -416,7 +421,7 @@ def test_settings_that_cannot_work_say_so(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(SettingError, match="choose one of"):
         executor(Shape(), isa="sse9")
     monkeypatch.setenv("HEADRACE_ISA", "sse8")
-    with pytest.raises(SettingError, match="sse8"):
+    with pytest.raises(SettingError, match="'sse8' of HEADRACE_ISA"):
         executor(Shape())
     monkeypatch.setenv("HEADRACE_ISA", "scalar")
     assert executor(Shape()).isa == "scalar"
@@ -425,6 +430,57 @@ def test_settings_that_cannot_work_say_so(monkeypatch: pytest.MonkeyPatch) -> No
         executor(Shape(head_dim=258))
     with pytest.raises(CapacityError, match="pages"):
         executor(Shape(), replace(LIMITS, pages=2**31 - 1))
+
+
+def test_closing_waits_for_nobody_and_a_running_step_ends_as_it_would() -> None:
+    shape = replace(SHAPES["gqa"], layers=4)
+    whole = alone(shape, ids(500))
+    for pause in range(6):
+        made = executor(shape)
+        world = World(made, [ids(500)], LIMITS.pages)
+        with ThreadPoolExecutor(1) as other:
+            running = other.submit(world.step, {0: 500})
+            time.sleep(0.001 * pause)
+            made.close()
+        try:
+            running.result()
+        except EngineError as e:
+            assert "closed" in str(e)  # it had not begun
+        else:
+            assert same(np.stack(world.logits[0]), whole)
+
+
+def test_without_threads_or_memory_nothing_is_left_behind() -> None:
+    """In a process of its own, with little address space."""
+    code = (
+        "import resource, threading, time; from test_cpu import *;"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30));"
+        "import gc\n"
+        "for limits in replace(LIMITS, threads=256), replace(LIMITS, tokens=1 << 22):\n"
+        "    try: executor(Shape(), limits)\n"
+        "    except CapacityError as e: print(e)\n"
+        "    gc.collect()\n"
+        "made = executor(Shape(), replace(LIMITS, threads=2)); made.run(step_of()); made.close()\n"
+        "print(len(list(Path('/proc/self/task').iterdir())))"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    env = os.environ | {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    threads, memory, left = done.stdout.splitlines()
+    assert "fewer threads" in threads and "memory" in memory and left == "1"
+
+
+def test_no_rounding_mode_of_others_reaches_a_step() -> None:
+    libm, made = ctypes.CDLL("libm.so.6"), executor(SHAPES["gqa"])
+    want = World(made, [ids(40)], LIMITS.pages).feed([{0: 40}])[0]
+    upward = {"x86_64": 0x800, "aarch64": 0x400000}.get(platform.machine())
+    assert upward is None or libm.fesetround(upward) == 0
+    try:
+        got = World(made, [ids(40)], LIMITS.pages).feed([{0: 40}])[0]
+    finally:
+        libm.fesetround(0)
+    assert same(got, want)
 
 
 def test_a_closed_executor_is_closed() -> None:

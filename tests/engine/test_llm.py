@@ -245,6 +245,8 @@ def test_one_bad_request_among_good_ones_stops_them_all_before_anything_runs(llm
         ({"batching": "sometimes"}, SettingError, "batching"),
         ({"thread": 2}, SettingError, "thread"),
         ({"isa": "mmx"}, SettingError, "isa"),
+        ({"threads": 257}, SettingError, "threads"),
+        ({"kv_cache_memory_bytes": 1 << 62}, CapacityError, "fewer pages"),
         ({"kv_cache_memory_bytes": 3 * 32768}, CapacityError, "--max-model-len 96"),
     ],
     ids=str,
@@ -254,6 +256,14 @@ def test_settings_that_cannot_work_are_refused_at_once(
 ) -> None:
     with pytest.raises(error, match=says):
         open_llm(tiny, **settings)
+
+
+def test_an_instruction_set_of_the_environment_that_is_not_there_is_named(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_ISA", "sse9")
+    with pytest.raises(SettingError, match="'sse9' of HEADRACE_ISA"):
+        open_llm(tiny)
 
 
 def test_not_a_number_ends_only_its_own_request(tmp_path: Path) -> None:

@@ -48,10 +48,16 @@ class Parts:
         self.z = (self.plan.buffer(VOCAB, LOGITS), 0, VOCAB)
         self.slots = (self.plan.buffer(WIDTH, SLOTS), 0, WIDTH)
         self.input = self.plan.prepared(WIDTH, TOKENS, True, False, False)
+        self.slot_input = self.plan.prepared(WIDTH, SLOTS, True, False, False)
+        self.routing = (self.plan.buffer(4, TOKENS), 0, 4)
         self.tail = self.plan.prepared(WIDTH, LOGITS, True, False, False)
         self.table = self.plan.table(*(np.ones((64, 8), np.float32),) * 2)
         self.weight = packed()
         self.ones = np.ones(WIDTH, np.float32)
+
+    def choose(self) -> None:
+        """Two of four experts."""
+        self.plan.choose((self.x[0], 0, 4), 2, True, self.routing)
 
     def finish(self) -> None:
         """embed, rows, linear."""
@@ -107,6 +113,23 @@ MISFITS: dict[str, Callable[[Parts], None]] = {
     "combine of tokens": lambda p: p.plan.combine(p.x, p.y, p.y),
     "fewer logits than ids": lambda p: p.plan.finish(p.r),
     "logits of tokens": lambda p: p.plan.finish(p.wide),
+    "norm of tokens into logits": lambda p: p.plan.norm(p.x, p.ones, 1, 1e-5, p.r),
+    "norm of logits into tokens": lambda p: p.plan.norm(p.r, p.ones, 1, 1e-5, p.x),
+    "glu of tokens into logits": lambda p: p.plan.glu(p.wide, 0, p.r),
+    "add of tokens to logits": lambda p: p.plan.add(p.r, p.x, p.r),
+    "bias of tokens into logits": lambda p: p.plan.bias(p.x, p.ones, p.r),
+    "scale of logits into tokens": lambda p: p.plan.scale(p.r, 2.0, p.x),
+    "softcap of logits into tokens": lambda p: p.plan.softcap(p.r, 2.0, p.x),
+    "rope into logits": lambda p: p.plan.rope(p.x, 32, p.table, p.r),
+    "embed into logits": lambda p: p.plan.embed([packed(VOCAB)], 1.0, p.r),
+    "choose of logits for tokens": lambda p: p.plan.choose(p.r, 2, True, (p.x[0], 0, 4)),
+    "sort of what nobody chose": lambda p: p.plan.sort((p.x[0], 0, 4), 4),
+    "sort among other experts": lambda p: (p.choose(), p.plan.sort(p.routing, 5)),
+    "slots that nothing fills": lambda p: p.plan.prepare(p.x, p.slot_input),
+    "combine of what was not sorted": lambda p: p.plan.combine(p.slots, p.routing, p.x),
+    "combine into logits": lambda p: (p.choose(), p.plan.sort(p.routing, 4), p.plan.combine(p.slots, p.routing, p.r)),
+    "more choices once there are slots": lambda p: p.plan.route_to(8),
+    "an op after the last": lambda p: (p.finish(), p.plan.attend(p.x, 0, 1.0, 0, 0.0, p.x)),
 }
 
 
@@ -126,6 +149,8 @@ def test_what_does_not_fit_is_refused(what: str) -> None:
         {"layers": [(1, 33)]},
         {"layers": [(1, 258)]},
         {"layers": [(0, 32)]},
+        {"context": 2**31 - 1},
+        {"tokens": 2**31 - 1},
         {"threads": 0},
         {"threads": 257},
         {"isa": "mmx"},

@@ -96,7 +96,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "max_logprobs": (_whole(0, 1 << 20), "from 0 on"),
     "enable_prefix_caching": (_flag, "true or false"),
     "kv_cache_memory_bytes": (_optional(_whole(1)), "a number of bytes"),
-    "threads": (_whole(0, 1024), "from 0 (automatic) to 1024"),
+    "threads": (_whole(0, 256), "from 0 (automatic) to 256"),
     "batching": (lambda v: v in ("continuous", "static"), "'continuous' or 'static'"),
     "kv_cache": (_flag, "true or false"),
     "backend": (lambda v: v in ("cpu", "reference"), "'cpu' or 'reference'"),

@@ -46,8 +46,9 @@ class CpuBackend:
 def _isa(asked: str | None) -> str:
     isa, there = asked or os.environ.get("HEADRACE_ISA") or "", isa_names()
     if isa and isa not in there:
+        of = "" if asked else " of HEADRACE_ISA"
         raise SettingError(
-            f"instruction set {isa!r} isn't available here; choose one of: {', '.join(there)}", param="isa"
+            f"instruction set {isa!r}{of} isn't available here; choose one of: {', '.join(there)}", param="isa"
         )
     return isa or there[0]
 
@@ -97,6 +98,8 @@ class CpuExecutor:
             raise CapacityError(
                 f"no memory for weights and {limits.pages} KV pages; take fewer pages or a smaller model"
             ) from e
+        except RuntimeError as e:  # threads that cannot be started
+            raise CapacityError(f"{e}; take fewer threads than {self.threads}") from e
         self._values = {v.name: v for op in program.ops for v in op.outputs}
         self.weight_bytes = self._weights.nbytes
         self.page_bytes = self._plan.page_bytes
@@ -117,14 +120,15 @@ class CpuExecutor:
 
     def run(self, step: Step) -> Sampled:
         """One step; see `Step`. Raises `EngineError`, with nothing changed, when the step's arrays don't fit."""
-        if self._plan is None:
+        plan = self._plan  # lives until its step ends, even if another thread closes this
+        if plan is None:
             raise EngineError("this executor is closed")
         if step.taps:
             self._check_taps(step)
         rows = len(step.logit_rows)
         out = self._outputs(rows, step)
         try:
-            self._plan.run(step, out)
+            plan.run(step, out)
         except (ValueError, RuntimeError, AttributeError) as e:
             raise EngineError(str(e)) from e
         if step.taps:
@@ -132,7 +136,8 @@ class CpuExecutor:
         return out
 
     def _outputs(self, rows: int, step: Step) -> Sampled:
-        top = max(0, int(step.sampling.logprobs.max())) if len(step.sampling.logprobs) else 0
+        asked = int(step.sampling.logprobs.max(initial=0))
+        top = min(asked, self._limits.vocab)  # the plan refuses what exceeds it
         return Sampled(
             np.empty(rows, np.int32),
             np.empty(rows, np.float32),

@@ -9,6 +9,7 @@ from pathlib import Path
 from headrace._native import allowed_processors
 
 CGROUP = Path("/sys/fs/cgroup")
+MOST = 256  # that a plan takes
 
 
 def _quota_v2(text: str) -> float | None:
@@ -52,6 +53,6 @@ def quota(root: Path = CGROUP, listing: Path = Path("/proc/self/cgroup")) -> flo
 
 
 def default_threads() -> int:
-    """At least 1. A quota of 1.5 processors gives 2: a little waiting costs less than an idle half."""
+    """From 1 to 256. A quota of 1.5 processors gives 2: a little waiting costs less than an idle half."""
     limit = quota()
-    return max(1, min(allowed_processors(), ceil(limit) if limit is not None else allowed_processors()))
+    return max(1, min(MOST, allowed_processors(), ceil(limit) if limit is not None else MOST))
