@@ -39,6 +39,26 @@ def test_decode_comes_before_prompt_chunks() -> None:
     ]
 
 
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
+    long, equal, short, late = (ask([n] * length, 2) for n, length in enumerate([200, 200, 3, 2]))
+    scheduler, model = made(small(pages=64, max_model_len=256, max_num_batched_tokens=16), long, equal, short)
+    seen = []
+    for number in range(4):
+        batch = scheduler.schedule()
+        assert batch is not None
+        seen.append([(i.sequence, i.count) for i in batch.items])
+        scheduler.commit(batch, model.run(batch))
+        if number == 0:
+            scheduler.add(late)
+    assert seen == [
+        [(long, 13), (short, 3)],
+        [(short, 1), (long, 13), (late, 2)],
+        [(late, 1), (long, 15)],
+        [(long, 16)],
+    ]
+    drain(scheduler, model)
+
+
 @pytest.mark.parametrize("budget", [1, 2, 3, 31, 32, 33])
 def test_chunks_may_be_cut_anywhere(budget: int) -> None:
     s = ask(range(33), 5)

@@ -4,7 +4,8 @@ Owes: `schedule` and `commit` around each step, admission, preemption by recompu
 invariants that `check` executes. Does not know: tensors, text, clocks, how a step is run.
 
 A step has room for `max_num_batched_tokens`. Sequences that lack one token come first, in the order of (priority,
-arrival); then those that lack more get chunks; then waiting ones are admitted. Whoever lacks a page takes it from the
+arrival); then those that lack more get chunks; then waiting ones are admitted. A chunk that fills the step leaves up to
+half of it to shorter prompts behind, so that these need not wait for the end of a long one. Whoever lacks a page takes it from the
 last in that order, which starts again later, mostly from the prefix cache. The first in order never yields, so each
 step brings it nearer its end and every accepted sequence ends.
 """
@@ -118,6 +119,8 @@ class Scheduler:
         self._steps = 0
         self._open: Batch | None = None  # scheduled, not committed
         self._left = 0  # tokens left in the step that is being scheduled
+        self._kept = 0  # of them, for short sequences alone: their ids, once a long chunk has been met
+        self._short: set[int] | None = None
         self._places = 0  # admissions left in a static batch
         self._blocked = (-1, 0)  # who did not fit, and how many pages were available then
 
@@ -166,9 +169,11 @@ class Scheduler:
             self.undo(self._open)
         self._open = batch = Batch([], [], [], self._steps)
         self._left = self.limits.max_num_batched_tokens
-        for sequence in self._schedule_single(batch):
+        others = self._schedule_single(batch)
+        self._short, self._kept = None, 0
+        for place, sequence in enumerate(others):
             if self._left and sequence not in batch.preempted:
-                self._schedule_chunk(batch, sequence)
+                self._schedule_chunk(batch, sequence, others[place + 1 :])
         if not batch.preempted:
             self._admit(batch)
         if not batch.items:
@@ -267,8 +272,29 @@ class Scheduler:
         self._left = left
         return others
 
-    def _schedule_chunk(self, batch: Batch, sequence: Sequence) -> None:
-        """As many tokens of a sequence as the step, the pool and, without a cache, its whole length allow."""
+    def _keep_for_short(self, behind: list[Sequence]) -> None:
+        """Keep up to half of the step for sequences further back, or waiting for a free place, that it can complete."""
+        self._short = set()
+        most = self._left // 2
+        for sequence in [*behind, *self._waiting[: self.limits.max_num_seqs - len(self._running)]]:
+            needed = len(sequence.tokens) - sequence.computed
+            if self._kept + needed <= most:
+                self._kept += needed
+                self._short.add(sequence.id)
+
+    def _share(self, sequence: Sequence, behind: list[Sequence]) -> int:
+        """Tokens of the step that a sequence may have."""
+        if self._short is not None and sequence.id in self._short:
+            return self._left
+        if self._short is None and len(sequence.tokens) - sequence.computed > self._left and self.limits.kv_cache:
+            self._keep_for_short(behind)
+        return self._left - self._kept
+
+    def _schedule_chunk(self, batch: Batch, sequence: Sequence, behind: list[Sequence]) -> None:
+        """As many tokens of a sequence as the step, the pool and, without a cache, its whole length allow.
+
+        behind: running sequences that get their chunks after it.
+        """
         start = sequence.computed
         end = len(sequence.tokens)
         if not self.limits.kv_cache:
@@ -276,9 +302,13 @@ class Scheduler:
                 return
         elif self._room(sequence) <= start and not self._grow(batch, sequence, start + 1):
             return
-        stop = min(end, start + self._left, self._room(sequence))
+        stop = min(end, start + self._share(sequence, behind), self._room(sequence))
+        if stop == start:
+            return
         self._grow(batch, sequence, stop)
         self._left -= stop - start
+        if self._short is not None and sequence.id in self._short:
+            self._kept -= stop - start
         batch.items.append(Scheduled(sequence, start, stop - start, stop == end < sequence.max_len))
 
     def _room(self, sequence: Sequence) -> int:
@@ -327,7 +357,7 @@ class Scheduler:
             del self._waiting[0]
             self._places -= 1
             insort(self._running, sequence, key=_rank)
-            self._schedule_chunk(batch, sequence)
+            self._schedule_chunk(batch, sequence, [])
 
     def _take_prefix(self, sequence: Sequence) -> bool:
         """Give a sequence the pages that the index has for it, if there is room for the rest as well.
