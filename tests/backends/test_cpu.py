@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
 
@@ -410,6 +410,46 @@ def test_a_wrong_step_is_refused_and_changes_nothing(what: str, small: Executor)
     after = small.run(replace(rest, tokens=rest.tokens[-1:], positions=rest.positions[-1:], fresh=np.zeros(0, I32),
                               query_start=np.array([0, 1], I32), logit_rows=np.zeros(1, I32)))  # fmt: skip
     assert before.logits is not None and after.logits is not None and same(before.logits, after.logits)
+
+
+EDGES = (-(2**31), -1, 0, 1, 4, 31, 32, VOCAB - 1, VOCAB, LIMITS.pages, LIMITS.context, LIMITS.context + 1, 2**31 - 1)
+FULL = {  # every list of the sampling in use
+    "bias_indptr": np.array([0, 1], I32),
+    "bias_ids": np.array([3], I32),
+    "bias_values": np.ones(1, np.float32),
+    "penalty_indptr": np.array([0, 2], I32),
+    "penalty_ids": np.array([3, 4], I32),
+    "penalty_counts": np.array([0, 4], I32),
+    "repetition": np.full(1, 1.2, np.float32),
+    "temperature": np.ones(1, np.float32),
+    "logprobs": np.full(1, 3, I32),
+    "mask_rows": np.zeros(1, I32),
+    "masks": np.full((1, -(-VOCAB // 32)), -1, I32),
+}
+ARRAYS = [f.name for f in fields(Step) if f.name not in ("sampling", "keep_logits", "taps")]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_numbers_come_a_step_runs_or_is_refused(data: st.DataObject, small: Executor) -> None:
+    step = replace(step_of(), sampling=sampling(1, VOCAB, **FULL))
+    for _ in range(data.draw(st.integers(1, 3))):
+        in_step = data.draw(st.booleans())
+        owner = step if in_step else step.sampling
+        name = data.draw(st.sampled_from(ARRAYS if in_step else [f.name for f in fields(step.sampling)]))
+        values = getattr(owner, name).copy()
+        if data.draw(st.booleans()):
+            values = np.resize(values, (data.draw(st.integers(0, 6)), *values.shape[1:]))
+        if values.size:
+            edge = data.draw(st.sampled_from(EDGES)) if values.dtype == I32 else data.draw(st.sampled_from((0, 1, 2)))
+            values.reshape(-1)[data.draw(st.integers(0, values.size - 1))] = edge
+        owner = replace(owner, **{name: values})
+        step = owner if isinstance(owner, Step) else replace(step, sampling=owner)
+    try:
+        out = small.run(step)
+    except EngineError:
+        return
+    assert ((out.tokens >= 0) & (out.tokens < VOCAB)).all()
 
 
 def test_steps_larger_than_the_limits_are_refused(small: Executor) -> None:
