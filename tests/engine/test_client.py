@@ -137,8 +137,10 @@ async def test_what_cannot_be_loaded_is_said_by_the_caller(tiny: Path, tmp_path:
 
 
 async def test_the_async_engine_yields_the_answer_as_it_grows(tiny: Path) -> None:
-    llm = await AsyncLLM.start(str(tiny), **SETTINGS)
-    try:
+    idle = AsyncLLM(str(tiny), **SETTINGS)
+    with pytest.raises(EngineError, match="not loaded"):
+        await anext(idle.generate({"prompt_token_ids": PROMPT}, GREEDY))
+    async with AsyncLLM(str(tiny), **SETTINGS) as llm:
         lengths = []
         async for out in llm.generate({"prompt_token_ids": PROMPT}, LONG, "r"):
             lengths.append(len(out.outputs[0].token_ids))
@@ -150,5 +152,3 @@ async def test_the_async_engine_yields_the_answer_as_it_grows(tiny: Path) -> Non
             if seen == 2:
                 await llm.abort("gone")
         assert out.outputs[0].finish_reason == "abort"
-    finally:
-        await llm.shutdown()

@@ -18,10 +18,10 @@ from headrace.base.errors import HeadraceError
 
 COMMANDS = {
     "serve": "Serve a model over an OpenAI-compatible API.",
-    "generate": "Complete or answer a prompt, streamed to standard output.",
+    "generate": "Answer or complete a prompt.",
     "chat": "Talk to a model in the terminal.",
     "pull": "Fetch a model, so that it starts at once later.",
-    "inspect": "Say what a model is made of: formats, bytes, context, cost of a token.",
+    "inspect": "Say what a model is made of.",
     "version": "Say which Headrace this is.",
 }
 
@@ -41,7 +41,7 @@ class _Later(TyperCommand):
 
 def load(name: str) -> Any:
     """The real command of that name."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(name, context_settings=_CONTEXT, help=COMMANDS[name])(import_module(f"headrace.cli.{name}").run)
     return get_command(app)
 
@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     group = TyperGroup(
         name="headrace",
         help="Headrace serves large language models.",
+        rich_markup_mode=None,
         commands={name: _Later(name, callback=None, help=text) for name, text in COMMANDS.items()},
         context_settings=_CONTEXT,
         no_args_is_help=True,

@@ -35,8 +35,10 @@ def run(
         int | None,
         typer.Option(parser=whole_or_auto, metavar="N|auto", help="Longest answer; auto: to the context."),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="0: the likeliest token.")] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0: the likeliest token. [default: the model's, or 0.7]")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="[default: the model's, or 0.95]")] = None,
     top_k: Annotated[int | None, typer.Option()] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed, the same answers.")] = None,
 ) -> None:

@@ -49,6 +49,7 @@ ENGINE_FLAGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "batching": (str, {"metavar": "continuous|static"}, "static: fill a batch, finish it, then the next."),
     "kv_cache": (bool, {}, "Off: compute the whole sequence at each step, to compare."),
     "backend": (str, {"metavar": "cpu|reference"}, "reference: numpy, slow, the specification."),
+    "dtype": (str, {"metavar": "auto|float32|bfloat16"}, "Inputs of bf16 weights: bfloat16 is faster, less exact."),
     "isa": (str, {"metavar": "scalar|avx2|avx512"}, "Force an instruction set; empty: the best there is."),
 }
 

@@ -40,8 +40,10 @@ def run(
         int | None,
         typer.Option(parser=whole_or_auto, metavar="N|auto", help="auto: up to the context."),
     ] = 256,
-    temperature: Annotated[float | None, typer.Option(help="0: the likeliest token.")] = None,
-    top_p: Annotated[float | None, typer.Option()] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0: the likeliest token. [default: the model's, or 0.7]")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="[default: the model's, or 0.95]")] = None,
     top_k: Annotated[int | None, typer.Option()] = None,
     min_p: Annotated[float | None, typer.Option()] = None,
     repetition_penalty: Annotated[float | None, typer.Option()] = None,

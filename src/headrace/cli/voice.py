@@ -22,7 +22,8 @@ from headrace.engine.output import ChoiceText, Delta
 from headrace.engine.requests import checked
 from headrace.text import normalise_messages
 
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_OWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_MILD = {"temperature": 0.7, "top_p": 0.95}  # for people at a terminal; the server's defaults are neutral
 
 
 @dataclass(slots=True)
@@ -55,9 +56,9 @@ class Voice:
         self.spoken = Spoken()
 
     def params(self, **given: Any) -> SamplingParams:
-        """Sampling parameters: what is given (None: not given), then the model's own, then neutral ones."""
-        own = {name: value for name, value in self._engine.info.generation.items() if name in _DEFAULTS}
-        chosen = {name: value for name, value in {**own, **given}.items() if value is not None}
+        """Sampling parameters: what is given (None: not given), then the model's own, then mild ones."""
+        own = {name: value for name, value in self._engine.info.generation.items() if name in _OWN}
+        chosen = {name: value for name, value in {**_MILD, **own, **given}.items() if value is not None}
         return SamplingParams(**({"max_tokens": None} | chosen))
 
     def rendered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:

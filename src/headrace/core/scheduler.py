@@ -5,9 +5,9 @@ invariants that `check` executes. Does not know: tensors, text, clocks, how a st
 
 A step has room for `max_num_batched_tokens`. Sequences that lack one token come first, in the order of (priority,
 arrival); then those that lack more get chunks; then waiting ones are admitted. A chunk that fills the step leaves up to
-half of it to shorter prompts behind, so that these need not wait for the end of a long one. Whoever lacks a page takes it from the
-last in that order, which starts again later, mostly from the prefix cache. The first in order never yields, so each
-step brings it nearer its end and every accepted sequence ends.
+half of it to shorter prompts behind, so that these need not wait for the end of a long one. Whoever lacks a page takes
+it from the last in that order, which starts again later, mostly from the prefix cache. The first in order never yields,
+so each step brings it nearer its end and every accepted sequence ends.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class StepRecord:
 class StepTrace:
     """The last `size` steps, oldest first."""
 
-    def __init__(self, size: int = 4096) -> None:
+    def __init__(self, size: int = 1024) -> None:
         self._ring: deque[StepRecord] = deque(maxlen=size)
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
+from headrace.base.errors import EngineError
 from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
 from headrace.engine.client import EngineClient, Stream
@@ -13,16 +14,35 @@ from headrace.engine.output import CompletionOutput, RequestOutput
 
 
 class AsyncLLM:
-    """Generates for many callers at once. Make it with ``await AsyncLLM.start(model, **settings)``."""
+    """Generates for many callers at once.
 
-    def __init__(self, client: EngineClient) -> None:
-        self.client = client
+    model and settings: those of `EngineSettings`. Use it as an asynchronous context manager, which loads the model and
+    ends its process; or await `start` and `shutdown`.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        self.settings = EngineSettings.of(model, **settings)
+        self._client: EngineClient | None = None
         self._streams: dict[str, Stream] = {}
 
-    @classmethod
-    async def start(cls, model: str | None = None, **settings: Any) -> AsyncLLM:
-        """Load a model; settings are those of `EngineSettings`."""
-        return cls(await EngineClient.start(EngineSettings.of(model, **settings)))
+    async def __aenter__(self) -> AsyncLLM:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.shutdown()
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine's client; EngineError before `start` and after `shutdown`."""
+        if self._client is None:
+            raise EngineError("the model is not loaded: use `async with AsyncLLM(...)`, or await start() first")
+        return self._client
+
+    async def start(self) -> None:
+        """Load the model, in a process of its own; raises what went wrong."""
+        if self._client is None:
+            self._client = await EngineClient.start(self.settings)
 
     async def generate(
         self, prompt: str | dict[str, Any], sampling_params: SamplingParams, request_id: str | None = None
@@ -59,4 +79,6 @@ class AsyncLLM:
 
     async def shutdown(self) -> None:
         """End the process."""
-        await self.client.close()
+        if self._client is not None:
+            await self._client.close()
+            self._client = None

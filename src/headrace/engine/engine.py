@@ -73,7 +73,6 @@ class Engine:
                 self._stop(sequence, Finish("abort"))
             raise
         self._requests[request.request_id] = sequences
-        self._prompt_tokens += len(request.prompt)
 
     def _sequence(self, request: Add, choice: int) -> Sequence:
         sequence = Sequence(
@@ -144,6 +143,8 @@ class Engine:
             sequence = item.sequence
             if sequence.id not in self._scheduled:
                 self._scheduled[sequence.id] = now - (t2 - t1)
+                self._prompt_tokens += sequence.cached
+            self._prompt_tokens += max(0, min(item.count, sequence.prompt_len - item.start))
             if sequence.id in self._prompt:
                 self._collect_prompt(sequence, result)
             if len(sequence.tokens) > had or (sequence.finish is not None and sequence in ended):

@@ -75,7 +75,10 @@ class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A snapshot of the engine. The last six only grow; prefix numbers count prompt tokens."""
+    """A snapshot of the engine. The last six only grow.
+
+    prompt_tokens: computed, or found in the cache; again for each choice and after a preemption. prefix numbers count
+    prompt tokens."""
 
     running: int = 0
     waiting: int = 0

@@ -55,7 +55,7 @@ def gumbel(vocab: int, seed: int, position: int, choice: int) -> F64:
 
 
 def log_softmax(logits: F64) -> F64:
-    shifted = logits - logits.max()
+    shifted = logits - np.max(logits)
     return np.asarray(shifted - np.log(np.exp(shifted).sum()), np.float64)
 
 
@@ -106,7 +106,7 @@ def adjust(logits: F64, row: _Row) -> F64:
 
 
 def _cut_min_p(z: F64, min_p: float) -> F64:
-    return np.where(z < z.max() + np.log(min_p), -np.inf, z) if min_p > 0 else z
+    return np.where(z < np.max(z) + np.log(min_p), -np.inf, z) if min_p > 0 else z
 
 
 def _cut_top_k(z: F64, top_k: int) -> F64:
@@ -135,12 +135,13 @@ def choose(adjusted: F64, row: _Row) -> int:
     at, r = row.at, row.r
     temperature = float(at.temperature[r])
     if temperature < GREEDY:
-        return int(adjusted.argmax())
+        return int(np.argmax(adjusted))
     z = adjusted / temperature
     z = _cut_min_p(z, float(at.min_p[r]))
     z = _cut_top_k(z, int(at.top_k[r]))
     z = _cut_top_p(z, float(at.top_p[r]))
-    return int((z + gumbel(len(z), int(at.seed[r]), int(at.position[r]), int(at.choice[r]))).argmax())
+    noise = gumbel(len(z), int(at.seed[r]), int(at.position[r]), int(at.choice[r]))
+    return int(np.argmax(z + noise))
 
 
 def pick(logits: F64, row: _Row) -> tuple[int, int]:
@@ -163,7 +164,7 @@ def rank_of(token: int, logits: F64) -> int:
 def sample(logits: F32, sampling: Sampling, vocab: int) -> Sampled:
     """Samples or scores each row. logits float32 [R, at least vocab]; ids from `vocab` on are padding and never win."""
     rows = len(logits)
-    width = max(0, int(sampling.logprobs.max(initial=0)))
+    width = max(0, int(np.max(sampling.logprobs, initial=0)))
     out = Sampled(
         tokens=np.zeros(rows, np.int32),
         logprob=np.zeros(rows, np.float32),

@@ -241,7 +241,7 @@ def _put_quants(quants: npt.NDArray[np.uint8], blocks: _Blocks) -> None:
     blocks["qs"] = low[:, :16] | (low[:, 16:] << 4)
     if "qh" in (blocks.dtype.names or ()):
         bits = (quants >> 4).astype(np.uint32) << np.arange(32, dtype=np.uint32)
-        blocks["qh"] = np.bitwise_or.reduce(bits, axis=1)
+        blocks["qh"] = bits.sum(axis=1, dtype=np.uint32)  # no two share a place
 
 
 def _symmetric(half: int) -> Callable[[Floats, _Blocks], None]:
@@ -271,8 +271,8 @@ def _affine(top: int) -> Callable[[Floats, _Blocks], None]:
 
 
 def _put_q8_0(values: Floats, blocks: _Blocks) -> None:
-    step = np.abs(values).max(axis=1, keepdims=True) / np.float32(127)
-    scaled = values * _inverse(step)
+    step: Floats = np.divide(np.max(np.abs(values), axis=1, keepdims=True), np.float32(127))
+    scaled: Floats = np.multiply(values, _inverse(step))
     blocks["d"] = step[:, 0]
     blocks["qs"] = np.copysign(np.floor(np.abs(scaled) + np.float32(0.5)), scaled).astype(np.int8)
 

@@ -247,7 +247,7 @@ class Runner:
             for r in np.flatnonzero(out.status).tolist():
                 sequence = batch.items[rows.item[r]].sequence
                 result.outcome.errors.setdefault(sequence.id, _ERRORS[int(out.status[r])])
-        if rows.step.sampling.logprobs.max(initial=-1) >= 0:
+        if np.max(rows.step.sampling.logprobs, initial=-1) >= 0:
             self._logprobs(batch, rows, out, result)
         if out.logits is not None:
             for r, i in enumerate(rows.item):

@@ -182,12 +182,12 @@ class _Process:
         """Lets open requests end, one way or the other."""
         if not engine.stopped.is_set():
             app.desk.closing = True
-            log.info("shutting down; %d requests open", app.desk.open)
+            log.info("shutting down; requests open: %d", app.desk.open)
             drained = asyncio.wait_for(app.desk.idle.wait(), self._settings.shutdown_timeout)
             await _first(drained, self._hurry.wait(), engine.stopped.wait())
         died = engine.stopped.is_set()
         if died:
-            log.error("the engine process died; %d requests open", app.desk.open)
+            log.error("the engine process died; requests open: %d", app.desk.open)
         dead, going = EngineError("The engine process has died."), GoingAway("The server is shutting down.")
         app.desk.cut(dead if died else going)
         await asyncio.sleep(LINGER_SECONDS if died else 0)

@@ -18,7 +18,7 @@ from pathlib import Path
 from headrace.base.errors import DownloadError
 
 VARIABLE = "HEADRACE_CACHE"
-_CAUSES = {errno.ENOSPC: "there is no space left on the disk", errno.EDQUOT: "the disk quota is used up"}
+_FULL = {errno.ENOSPC: "there is no space left on the disk", errno.EDQUOT: "the disk quota is used up"}
 
 
 def cache_folder() -> Path:
@@ -39,8 +39,9 @@ def staging(target: Path) -> Iterator[Path]:
 
 
 def failed(what: str, folder: Path, error: OSError) -> DownloadError:
-    cause = _CAUSES.get(error.errno or 0, str(error))
-    return DownloadError(f"{what}: cannot be stored in {folder}: {cause}. Make room, or choose another with {VARIABLE}")
+    full = _FULL.get(error.errno or 0)
+    cause = f"{full}. Make room, or" if full else f"{error.strerror or error}. Let this user write there, or"
+    return DownloadError(f"{what}: cannot be stored in {folder}: {cause} choose another folder with {VARIABLE}")
 
 
 def digest_of(path: Path) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar
 
 import huggingface_hub  # its names load what they need when they are first used
+from huggingface_hub import constants
 from tqdm import tqdm
 
 from headrace.base.errors import DownloadError, HeadraceError, ModelNotFound
@@ -237,7 +238,7 @@ def _in_words(model: HubModel) -> Iterator[None]:
         raise ModelNotFound(f"{model}: {reason}") from error
     except OSError as error:
         if error.errno is not None:  # ours: disk and permissions; those of HTTP carry no number
-            raise failed(str(model), Path(huggingface_hub.constants.HF_HUB_CACHE), error) from error
+            raise failed(str(model), Path(constants.HF_HUB_CACHE), error) from error
         raise DownloadError(f"{model}: the hub did not deliver: {error}") from error
     except Exception as error:  # an HTTP library's own errors: not ours to list
         raise DownloadError(f"{model}: the hub did not deliver: {type(error).__name__}: {error}") from error
@@ -254,7 +255,7 @@ def _cached(model: HubModel, error: DownloadError) -> Path:
 
 def _snapshot(model: HubModel) -> Path | None:
     """The cache of huggingface_hub (guide "Understand caching"): refs/BRANCH holds COMMIT, snapshots/COMMIT files."""
-    root = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"models--{model.repo.replace('/', '--')}"
+    root = Path(constants.HF_HUB_CACHE) / f"models--{model.repo.replace('/', '--')}"
     revision = model.revision or "main"
     reference = root / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision

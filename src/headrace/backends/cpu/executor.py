@@ -136,7 +136,7 @@ class CpuExecutor:
         return out
 
     def _outputs(self, rows: int, step: Step) -> Sampled:
-        asked = int(step.sampling.logprobs.max(initial=0))
+        asked = int(np.max(step.sampling.logprobs, initial=0))
         top = min(asked, self._limits.vocab)  # the plan refuses what exceeds it
         return Sampled(
             np.empty(rows, np.int32),
