@@ -36,7 +36,8 @@ static void norm(const float* x, const float* weight, int n, float eps, float* o
         squares = fma(v, v, squares);
     }
     const float mean = sum_lanes(squares) / (float)n;
-    const VF r = set1(1.0f / __builtin_sqrtf(mean + eps));
+    // Values whose squares overflow must not become zeros in silence: NaN shows in the row's status.
+    const VF r = set1(mean <= 3.4028235e38f ? 1.0f / __builtin_sqrtf(mean + eps) : __builtin_nanf(""));
     each_pair(x, weight, n, out, [r](VF v, VF w) { return v * r * w; });
 }
 

@@ -342,6 +342,11 @@ def test_norm(n: int, seed: int) -> None:
     np.testing.assert_allclose(in_all_sets("norm", x, w, 1e-5), exact, rtol=2e-6, atol=1e-7)
 
 
+def test_a_norm_whose_squares_overflow_is_not_a_number() -> None:
+    x = np.full(40, 1e20, np.float32)
+    assert np.isnan(in_all_sets("norm", x, np.ones(40, np.float32), 1e-5)).all()
+
+
 def silu(x: Doubles) -> Doubles:
     return np.asarray(x / (1 + np.exp(-x)))
 
