@@ -286,4 +286,4 @@ def test_plans_come_and_go_without_leaving_threads() -> None:
         parts.finish()
         parts.plan.run(*step())
         del parts
-    assert count() == before
+    assert count() <= before  # a thread of an earlier test may have been ending
