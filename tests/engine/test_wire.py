@@ -19,7 +19,7 @@ from headrace.engine.wire import Inbox, Start, send
 def pair() -> Iterator[tuple[socket.socket, Inbox]]:
     ours, theirs = socket.socketpair()
     inbox = Inbox(theirs)
-    send(ours, msgspec.msgpack.encode(Start(EngineSettings(), "", 1, {})))
+    send(ours, msgspec.msgpack.encode(Start(EngineSettings(), "", 1)))
     inbox.first()
     yield ours, inbox
     ours.close()

@@ -15,6 +15,7 @@ from headrace.base.settings import EngineSettings
 from headrace.engine.engine import Engine
 from headrace.engine.loading import load_engine
 from headrace.engine.messages import Add, Update, WireLogprobs
+from headrace.weights import open_checkpoint
 
 ALL_IDS = 1 << 30  # as a vocabulary: every id of the model
 
@@ -53,7 +54,7 @@ class Recorder:
 
     def __init__(self, path: Path, vocab: int = ALL_IDS, **settings: Any) -> None:
         all_settings = EngineSettings.of(str(path), **({"max_model_len": 440, "max_num_seqs": 6} | settings))
-        self.engine: Engine = load_engine(all_settings, path, vocab, {})
+        self.engine: Engine = load_engine(all_settings, open_checkpoint(path), vocab)
         self.engine.runner.keep_logits = True
         self._run = self.engine.runner.run
         self.engine.runner.run = self._recording  # type: ignore[method-assign]

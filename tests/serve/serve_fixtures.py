@@ -12,11 +12,12 @@ from fake_engine import FakeEngine
 from headrace.base.settings import EngineSettings
 from headrace.engine.loading import TextSide, open_text
 from headrace.serve.app import App, AppSettings
+from headrace.weights import open_checkpoint
 
 
 @pytest.fixture(scope="session")
 def words(tiny: Path) -> TextSide:
-    return open_text(EngineSettings(), tiny)
+    return open_text(EngineSettings(), open_checkpoint(tiny))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any
 from headrace.base.errors import EngineError, RequestError
 from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
-from headrace.engine.loading import find, load_engine, open_text
+from headrace.engine.loading import load
 from headrace.engine.output import ChoiceText, Delta
 from headrace.engine.requests import checked
 from headrace.text import normalise_messages
@@ -47,10 +47,8 @@ class Voice:
 
     def __init__(self, settings: EngineSettings) -> None:
         start = time.perf_counter()
-        path = find(settings)
-        text = open_text(settings, path)
+        text, self._engine = load(settings)
         self.tokenizer, self.template = text.tokenizer, text.template
-        self._engine = load_engine(settings, path, text.tokenizer.vocab_size, text.generation)
         self._numbers = itertools.count()
         self.load_seconds = time.perf_counter() - start
         self.spoken = Spoken()

@@ -41,6 +41,7 @@ from headrace.engine.messages import (
 from headrace.engine.output import ChoiceText, Delta, Logprobs, RequestMetrics, readable_prompt
 from headrace.engine.requests import checked
 from headrace.engine.wire import HEADER, Start, revived
+from headrace.weights import open_checkpoint
 
 
 class Stream:
@@ -163,8 +164,8 @@ class EngineClient:
         ours, process = _spawn()
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
-            text = await asyncio.to_thread(open_text, settings, path)
-            start = Start(settings, str(path), text.tokenizer.vocab_size, dict(text.generation))
+            text = await asyncio.to_thread(lambda: open_text(settings, open_checkpoint(path)))
+            start = Start(settings, str(path), text.tokenizer.vocab_size)
             _write(writer, msgspec.msgpack.encode(start))
             answer = await _read(reader)
             if isinstance(answer, Failed):

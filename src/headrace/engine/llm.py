@@ -16,7 +16,7 @@ from headrace.base.errors import RequestError
 from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
-from headrace.engine.loading import find, load_engine, open_text
+from headrace.engine.loading import load
 from headrace.engine.messages import Add, ModelInfo, Update
 from headrace.engine.output import ChoiceText, CompletionOutput, RequestMetrics, RequestOutput, readable_prompt
 from headrace.engine.requests import checked
@@ -35,10 +35,8 @@ class LLM:
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         self.settings = EngineSettings.of(model, **settings)
-        path = find(self.settings)
-        text = open_text(self.settings, path)
+        text, self._engine = load(self.settings)
         self._tokenizer, self._template = text.tokenizer, text.template
-        self._engine = load_engine(self.settings, path, text.tokenizer.vocab_size, text.generation)
         self._numbers = itertools.count()
 
     def __enter__(self) -> LLM:

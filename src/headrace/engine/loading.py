@@ -6,10 +6,8 @@ The two sides open the same file in different processes under the server, and in
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace.backends import Backend, Limits
 from headrace.backends.registry import backend_named
@@ -19,7 +17,7 @@ from headrace.engine.engine import Engine, context_length, page_count
 from headrace.engine.messages import ModelInfo
 from headrace.runtime.load import Prepared, load_model, prepare
 from headrace.text import ChatTemplate, Tokenizer
-from headrace.weights import open_checkpoint, resolve
+from headrace.weights import Checkpoint, open_checkpoint, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,6 @@ class TextSide:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    generation: Mapping[str, Any]
 
 
 def find(settings: EngineSettings) -> Path:
@@ -36,16 +33,22 @@ def find(settings: EngineSettings) -> Path:
     return resolve(settings.model, revision=settings.revision)
 
 
-def open_text(settings: EngineSettings, path: Path) -> TextSide:
+def load(settings: EngineSettings) -> tuple[TextSide, Engine]:
+    """Both sides in this process, out of one reading of the file."""
+    checkpoint = open_checkpoint(find(settings))
+    text = open_text(settings, checkpoint)
+    return text, load_engine(settings, checkpoint, text.tokenizer.vocab_size)
+
+
+def open_text(settings: EngineSettings, checkpoint: Checkpoint) -> TextSide:
     """The tokenizer and chat template that the settings ask for, or the model brings."""
-    checkpoint = open_checkpoint(path)
     source = open_checkpoint(resolve(settings.tokenizer)) if settings.tokenizer else checkpoint
     tokenizer = Tokenizer.from_gguf(source.config) if source.kind == "gguf" else Tokenizer.from_folder(source.path)
     text = tokenizer.chat_template
     if settings.chat_template is not None:
         text = _template_text(settings.chat_template)
     template = None if text is None else ChatTemplate(text, tokenizer)
-    return TextSide(tokenizer, template, checkpoint.generation)
+    return TextSide(tokenizer, template)
 
 
 def _template_text(given: str) -> str:
@@ -58,11 +61,12 @@ def _template_text(given: str) -> str:
         raise SettingError(f"chat_template {given!r} cannot be read: {error}", param="chat_template") from error
 
 
-def load_engine(settings: EngineSettings, path: Path, vocab_size: int, generation: Mapping[str, Any]) -> Engine:
-    """The engine of a model on this machine. vocab_size: ids that the tokenizer knows; others are never drawn."""
+def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: int) -> Engine:
+    """The engine of a model; closes its checkpoint. vocab_size: ids that the tokenizer knows; no other is drawn."""
     start = time.perf_counter()
     backend = backend_named(settings.backend, settings.isa, settings.dtype == "bfloat16")
-    prepared = prepare(path)
+    generation = dict(checkpoint.generation)
+    prepared = prepare(checkpoint)
     context = context_length(settings, prepared.config.context)
     vocab = min(vocab_size, prepared.config.vocab)
     limits = _limits(settings, prepared, backend, context, vocab)
@@ -80,7 +84,7 @@ def load_engine(settings: EngineSettings, path: Path, vocab_size: int, generatio
         threads=model.executor.threads,
         isa=model.executor.isa,
         load_seconds=time.perf_counter() - start,
-        generation=dict(generation),
+        generation=generation,
     )
     return Engine(model, settings, info, limits.tokens)
 

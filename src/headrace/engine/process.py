@@ -33,6 +33,7 @@ from headrace.engine.messages import (
     TraceReply,
 )
 from headrace.engine.wire import Inbox, described, send
+from headrace.weights import open_checkpoint
 
 
 class Server:
@@ -84,7 +85,7 @@ def main(fd: int) -> int:
     encode = msgspec.msgpack.encode
     try:
         start = inbox.first()
-        engine = load_engine(start.settings, Path(start.path), start.vocab_size, start.generation)
+        engine = load_engine(start.settings, open_checkpoint(Path(start.path)), start.vocab_size)
     except EOFError:
         return 0
     except HeadraceError as error:

@@ -6,7 +6,6 @@ import socket
 import struct
 import threading
 from queue import Empty, SimpleQueue
-from typing import Any
 
 import msgspec
 
@@ -25,7 +24,6 @@ class Start(msgspec.Struct, frozen=True):
     settings: EngineSettings
     path: str
     vocab_size: int
-    generation: dict[str, Any]
 
 
 class Inbox:
