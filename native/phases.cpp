@@ -117,29 +117,30 @@ GatedPhase::GatedPhase(std::string name, Extent extent, const Prepared* in, Piec
 }
 
 void GatedPhase::run(const Here& here) {
-    const int rows = here.rows(extent_, nullptr), panels = kBlock / kLanes;
+    const int rows = here.rows(extent_, nullptr);
     const Activations& in = in_->buffers.view;
-    alignas(64) float gate[kRowBlock * kBlock], up[kRowBlock * kBlock];
-    for (int b; (b = runs_.take(here.thread, here.live.threads == 1)) >= 0;) {
+    alignas(64) float gate[kRowBlock * kUnit], up[kRowBlock * kUnit];
+    for (int u; (u = runs_.take(here.thread, here.live.threads == 1)) >= 0;) {
+        const int first = u * kUnit, width = std::min(kUnit, gate_.rows - first), panels = width / kLanes;
+        const size_t panel = first / kLanes;
         for (int row = 0; row < rows; row += kRowBlock) {
             const int n = std::min(kRowBlock, rows - row);
-            gate_.kernel(gate_.data + size_t(b) * panels * gate_.panel_bytes, panels, gate_.columns, in, row, n, gate,
-                         kBlock);
-            up_.kernel(up_.data + size_t(b) * panels * up_.panel_bytes, panels, up_.columns, in, row, n, up, kBlock);
+            gate_.kernel(gate_.data + panel * gate_.panel_bytes, panels, gate_.columns, in, row, n, gate, kUnit);
+            up_.kernel(up_.data + panel * up_.panel_bytes, panels, up_.columns, in, row, n, up, kUnit);
             for (int r = 0; r < n; r++) {
-                float* g = gate + r * kBlock;
-                here.kernels().glu(g, up + r * kBlock, kBlock, activation_, g);
-                into_->fill(here.kernels(), g, kBlock, row + r, b * kBlock);
+                float* g = gate + r * kUnit;
+                here.kernels().glu(g, up + r * kUnit, width, activation_, g);
+                into_->fill(here.kernels(), g, width, row + r, first);
             }
         }
     }
 }
 
 void GatedPhase::warm(const Here& here) const {
-    const int b = runs_.first(here.thread);
-    if (b < 0) return;
-    warm_panels(gate_, b * (kBlock / kLanes));
-    warm_panels(up_, b * (kBlock / kLanes));
+    const int u = runs_.first(here.thread);
+    if (u < 0) return;
+    warm_panels(gate_, u * (kUnit / kLanes));
+    warm_panels(up_, u * (kUnit / kLanes));
 }
 
 // ---------------------------------------------------------------------------------------------------------------

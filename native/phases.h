@@ -205,18 +205,18 @@ class LinearPhase : public Phase {
     Runs runs_;
 };
 
-// into = prepared(activation(in . gate) * (in . up)): a gated MLP's first half in blocks of 32 outputs, each of which
-// goes from two panels of either weight to its place in the next linear's input while it is in the cache.
+// into = prepared(activation(in . gate) * (in . up)): a gated MLP's first half, a few blocks of 32 outputs at a time,
+// which go from their panels of either weight to their place in the next linear's input while it is in the cache.
 class GatedPhase : public Phase {
   public:
     GatedPhase(std::string name, Extent extent, const Prepared* in, Piece gate, Piece up, int activation,
                const Prepared* into, int threads);
     void run(const Here& here) override;
-    void rewind() override { runs_.deal(gate_.rows / kBlock); }
+    void rewind() override { runs_.deal((gate_.rows + kUnit - 1) / kUnit); }
     void warm(const Here& here) const override;
 
   private:
-    static constexpr int kBlock = 32;
+    static constexpr int kUnit = 64;  // outputs at once: two streams of weights are changed between less often
     const Extent extent_;
     const Prepared* in_;
     const Piece gate_, up_;
