@@ -16,7 +16,7 @@ help: ## list the targets
 # The package in editable mode, with its native module built: again when a native source or the dependencies change.
 $(STAMP): pyproject.toml $(NATIVE)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing headrace and building its native module (a minute or two) ..."
+	@echo "installing headrace and building its native module (a few minutes) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check 'scikit-build-core>=0.11' 'nanobind>=2.8' ninja cmake
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[dev]'
 	@cp $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/headrace/_native.pyi src/headrace/
