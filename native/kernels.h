@@ -69,7 +69,6 @@ struct KernelTable {
     const char* isa;  // "scalar", "avx2", "avx512"
     LinearFn linear[kFormats];
     LinearFn linear_bf16_exact;  // bf16 weights on Input::F32
-    int row_tile;                // rows the linear kernels like to be given at once (16, 4, 1)
 
     // RMSNorm of one row: out = x * (1 / sqrt(mean(x^2) + eps)) * weight. 16 virtual lanes, fixed tree.
     void (*norm)(const float* x, const float* weight, int n, float eps, float* out);
@@ -90,9 +89,8 @@ struct KernelTable {
     void (*attend_finish)(const float* all, float sum, int n, float* out);
     // One token's key and value [head_dim], rounded to f16, into place `slot` of a kv head's page
     void (*write_kv)(const float* k, const float* v, int head_dim, int slot, uint8_t* page);
-    // exp, log (own polynomials; same bits everywhere), elementwise
+    // exp (own polynomial), elementwise
     void (*exp)(const float* x, int n, float* out);
-    void (*log)(const float* x, int n, float* out);
     // The sampler's passes, over blocks of 64 logits. -inf is allowed; a NaN stands for a token left out.
     // max[b]: largest of block b. Returns 1 when a NaN or +inf is among x, which is [blocks][64].
     int (*block_max)(const float* x, int blocks, float* max);

@@ -377,7 +377,6 @@ void tile_float(const uint8_t* w, size_t panel_bytes, int panels, int columns, c
 
 // The tile sizes of an instruction set, largest first; each table ends with one row.
 #if defined(HEADRACE_AVX512)
-constexpr int kRowTile = 16;
 #define HR_TILES(fn, F)                                                                                              \
     {                                                                                                                \
         {16, fn<F, 16>}, {12, fn<F, 12>}, {8, fn<F, 8>}, {6, fn<F, 6>}, {5, fn<F, 5>}, {4, fn<F, 4>}, {3, fn<F, 3>}, \
@@ -386,13 +385,11 @@ constexpr int kRowTile = 16;
         }                                                                                                            \
     }
 #elif defined(HEADRACE_AVX2)
-constexpr int kRowTile = 4;
 #define HR_TILES(fn, F)                                              \
     {                                                                \
         {4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, { 1, fn<F, 1> } \
     }
 #else
-constexpr int kRowTile = 1;
 #define HR_TILES(fn, F) \
     {                   \
         {               \
@@ -433,7 +430,6 @@ void linear(const uint8_t* packed, int panels, int columns, const Activations& i
 static void fill_linear(headrace::KernelTable& t) {
     using namespace lin;
     using F = headrace::Format;
-    t.row_tile = kRowTile;
     t.linear[(int)F::F32] = linear<RowsFloat<Single>, F::F32>;
     t.linear[(int)F::F16] = linear<RowsFloat<Half>, F::F16>;
     t.linear[(int)F::BF16] = linear<RowsFloat<Brain>, F::BF16>;
