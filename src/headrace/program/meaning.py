@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.base.settings import PAGE
 from headrace.program.program import Op
 from headrace.program.rope import Rope
 from headrace.program.step import F32, Step
 
-PAGE = 32
 """Tokens in a page of the KV cache."""
 
 Array = NDArray[Any]

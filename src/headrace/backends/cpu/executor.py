@@ -13,9 +13,9 @@ from headrace.backends.cpu.lower import Lowering
 from headrace.backends.cpu.threads import default_threads
 from headrace.backends.cpu.weights import Loaded, load
 from headrace.base.errors import CapacityError, EngineError, SettingError
+from headrace.base.settings import PAGE
 from headrace.program import Program, Sampled, Step, WeightSource
 
-PAGE = 32
 MAX_HEAD = 256
 LOGITS_AT_ONCE = 32  # rows: bounds the memory that logits take
 

@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 
 from headrace.backends import Limits
+from headrace.base.settings import PAGE
 from headrace.program import Program, Rope, Sampled, Step, Weight, WeightSource
 from headrace.program.cost import kv_bytes_per_token
-from headrace.program.meaning import MEANING, PAGE, Array, LayerCache, Surroundings
+from headrace.program.meaning import MEANING, Array, LayerCache, Surroundings
 from headrace.program.sample import sample
 from headrace.program.step import F32
 from headrace.quant.blocks import dequantize
