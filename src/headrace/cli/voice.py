@@ -19,10 +19,9 @@ from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
 from headrace.engine.loading import load
 from headrace.engine.output import ChoiceText, Delta
-from headrace.engine.requests import checked
+from headrace.engine.requests import checked, own_defaults
 from headrace.text import normalise_messages
 
-_OWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _MILD = {"temperature": 0.7, "top_p": 0.95}  # for people at a terminal; the server's defaults are neutral
 
 
@@ -55,9 +54,10 @@ class Voice:
 
     def params(self, **given: Any) -> SamplingParams:
         """Sampling parameters: what is given (None: not given), then the model's own, then mild ones."""
-        own = {name: value for name, value in self._engine.info.generation.items() if name in _OWN}
-        chosen = {name: value for name, value in {**_MILD, **own, **given}.items() if value is not None}
-        return SamplingParams(**({"max_tokens": None} | chosen))
+        own, _ = own_defaults(self._engine.info.generation)
+        said = {name: value for name, value in given.items() if value is not None}
+        chosen: dict[str, Any] = {"max_tokens": None, **_MILD, **own, **said}
+        return SamplingParams(**chosen)
 
     def rendered(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """A conversation as token ids."""

@@ -19,7 +19,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.loading import load
 from headrace.engine.messages import Add, ModelInfo, Update
 from headrace.engine.output import ChoiceText, CompletionOutput, RequestMetrics, RequestOutput, readable_prompt
-from headrace.engine.requests import checked
+from headrace.engine.requests import checked, own_defaults
 from headrace.text import Tokenizer, normalise_messages
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
@@ -65,9 +65,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults (its generation_config.json) over the neutral ones."""
-        known = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        own = {k: v for k, v in self.info.generation.items() if k in known and v is not None}
-        return SamplingParams(**own)
+        return SamplingParams(**own_defaults(self.info.generation)[0])
 
     def generate(
         self,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from headrace.base.errors import ContextTooLong, RequestError
 from headrace.core.sampling import SamplingParams
@@ -44,6 +45,22 @@ def checked(
         cache_salt=cache_salt,
         arrival=time.monotonic(),
     )
+
+
+OWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def own_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What a model's generation_config.json asks of the sampler, and the keys whose values cannot be used."""
+    usable: dict[str, Any] = {}
+    refused: list[str] = []
+    for name in (name for name in OWN if generation.get(name) is not None):
+        try:
+            SamplingParams(**{name: generation[name]}).validate()
+            usable[name] = generation[name]
+        except RequestError:
+            refused.append(name)
+    return usable, refused
 
 
 def check_prompt(prompt: Sequence[int], params: SamplingParams, info: ModelInfo) -> None:

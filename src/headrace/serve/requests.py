@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.base.errors import ContextTooLong, RequestError, UnknownModel
 from headrace.core.sampling import MAX_BIASES, SamplingParams
+from headrace.engine.requests import own_defaults
 from headrace.serve import fields as f
 from headrace.serve.errors import shown
 
@@ -20,7 +21,6 @@ MAX_SEQUENCES = 2048  # choices of one request over all its prompts
 MAX_TEMPERATURE = 2.0
 
 # Of generation_config.json only these are taken, as vLLM does; max_new_tokens bounds answers that name no bound.
-GENERATION = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _BIAS_KEY = re.compile(r"-?[0-9]{1,19}")
 _TEMPLATE_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "self")
 
@@ -83,14 +83,7 @@ class CompletionRequest:
 
 def generation_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, list[str]]:
     """The usable sampling fields of a generation_config.json, its max_new_tokens, and the keys with unusable values."""
-    usable: dict[str, Any] = {}
-    refused: list[str] = []
-    for name in (name for name in GENERATION if generation.get(name) is not None):
-        try:
-            _params({name: generation[name]}).validate()
-            usable[name] = generation[name]
-        except RequestError:
-            refused.append(name)
+    usable, refused = own_defaults(generation)
     most = generation.get("max_new_tokens")
     return usable, most if isinstance(most, int) and f.is_whole(most) and most > 0 else None, refused
 
