@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-NATIVE := CMakeLists.txt $(wildcard native/*) $(wildcard native/kernels/*)
+NATIVE := CMakeLists.txt $(wildcard native/* native/kernels/* native/simd/*)
 MODEL ?= smollm2-135m
 ARGS ?=
 
@@ -34,7 +34,7 @@ check: $(STAMP) ## style, types, floors, and the tests that need no model
 	$(BIN)/ruff check src tests bench
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror native/*.h native/*.cpp native/kernels/*.inl native/kernels/*.cpp
+	$(BIN)/clang-format --dry-run --Werror native/*.h native/*.cpp native/simd/*.h native/kernels/*.inl native/kernels/*.cpp
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -m quick -n auto --dist worksteal $(ARGS)
 
@@ -47,7 +47,7 @@ soak: $(STAMP) ## the long tests
 fmt: $(STAMP) ## format Python and C++
 	$(BIN)/ruff check --fix -q src tests bench
 	$(BIN)/ruff format -q src tests bench
-	$(BIN)/clang-format -i native/*.h native/*.cpp native/kernels/*.inl native/kernels/*.cpp
+	$(BIN)/clang-format -i native/*.h native/*.cpp native/simd/*.h native/kernels/*.inl native/kernels/*.cpp
 
 clean: ## remove what was built
 	rm -rf build $(VENV)

@@ -12,104 +12,6 @@ using headrace::GumbelSearch;
 constexpr int kBlock = 64;
 constexpr int kBlockVectors = kBlock / 16;
 
-// Lane by lane: a >= b and a > b as bits 0..15 (false where one is NaN); a where it is kept, else `other`; the high
-// words of unsigned products. transpose4: within each four lanes, lane j of vector i <-> lane i of vector j.
-#if defined(HEADRACE_AVX512)
-
-HR_INLINE uint32_t lanes_ge(VF a, VF b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
-HR_INLINE uint32_t lanes_gt(VF a, VF b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
-HR_INLINE VF keep_lanes(VF a, uint32_t kept, VF other) {
-    return {_mm512_mask_mov_ps(other.v, static_cast<__mmask16>(kept), a.v)};
-}
-HR_INLINE float largest_lane(VF a) { return _mm512_reduce_max_ps(a.v); }
-HR_INLINE VI xor3(VI a, VI b, VI c) { return {_mm512_ternarylogic_epi32(a.v, b.v, c.v, 0x96)}; }
-HR_INLINE VI mul_high(VI a, VI b) {
-    __m512i even = _mm512_shuffle_epi32(_mm512_mul_epu32(a.v, b.v), _MM_PERM_DDBB);
-    __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a.v, 32), b.v);
-    return {_mm512_mask_mov_epi32(even, 0xAAAA, odd)};
-}
-HR_INLINE void transpose4(VI& a, VI& b, VI& c, VI& d) {
-    __m512i ab0 = _mm512_unpacklo_epi32(a.v, b.v), ab1 = _mm512_unpackhi_epi32(a.v, b.v);
-    __m512i cd0 = _mm512_unpacklo_epi32(c.v, d.v), cd1 = _mm512_unpackhi_epi32(c.v, d.v);
-    a.v = _mm512_unpacklo_epi64(ab0, cd0), b.v = _mm512_unpackhi_epi64(ab0, cd0);
-    c.v = _mm512_unpacklo_epi64(ab1, cd1), d.v = _mm512_unpackhi_epi64(ab1, cd1);
-}
-
-#elif defined(HEADRACE_AVX2)
-
-template <int Compare>
-HR_INLINE uint32_t lanes_compared(VF x, VF y) {
-    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(x.a, y.a, Compare)) |
-                                 _mm256_movemask_ps(_mm256_cmp_ps(x.b, y.b, Compare)) << 8);
-}
-HR_INLINE uint32_t lanes_ge(VF a, VF b) { return lanes_compared<_CMP_GE_OQ>(a, b); }
-HR_INLINE uint32_t lanes_gt(VF a, VF b) { return lanes_compared<_CMP_GT_OQ>(a, b); }
-HR_INLINE __m256 keep_half(__m256 x, uint32_t kept, __m256 other) {
-    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-    __m256i on = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(kept)), bit), bit);
-    return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(on));
-}
-HR_INLINE VF keep_lanes(VF x, uint32_t kept, VF other) {
-    return {keep_half(x.a, kept, other.a), keep_half(x.b, kept >> 8, other.b)};
-}
-HR_INLINE float largest_lane(VF x) {
-    __m256 y = _mm256_max_ps(x.a, x.b);
-    __m128 z = _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
-    z = _mm_max_ps(z, _mm_movehl_ps(z, z));
-    return _mm_cvtss_f32(_mm_max_ss(z, _mm_movehdup_ps(z)));
-}
-HR_INLINE __m256i mul_high_half(__m256i a, __m256i b) {
-    __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(a, b), 32);
-    return _mm256_blend_epi32(even, _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b), 0xAA);
-}
-HR_INLINE VI xor3(VI a, VI b, VI c) { return a ^ b ^ c; }
-HR_INLINE VI mul_high(VI x, VI y) { return {mul_high_half(x.a, y.a), mul_high_half(x.b, y.b)}; }
-HR_INLINE void transpose4_half(__m256i& a, __m256i& b, __m256i& c, __m256i& d) {
-    __m256i ab0 = _mm256_unpacklo_epi32(a, b), ab1 = _mm256_unpackhi_epi32(a, b);
-    __m256i cd0 = _mm256_unpacklo_epi32(c, d), cd1 = _mm256_unpackhi_epi32(c, d);
-    a = _mm256_unpacklo_epi64(ab0, cd0), b = _mm256_unpackhi_epi64(ab0, cd0);
-    c = _mm256_unpacklo_epi64(ab1, cd1), d = _mm256_unpackhi_epi64(ab1, cd1);
-}
-HR_INLINE void transpose4(VI& a, VI& b, VI& c, VI& d) {
-    transpose4_half(a.a, b.a, c.a, d.a);
-    transpose4_half(a.b, b.b, c.b, d.b);
-}
-
-#else
-
-HR_INLINE uint32_t lanes_ge(VF a, VF b) {
-    uint32_t r = 0;
-    for (int i = 0; i < 16; i++) r |= static_cast<uint32_t>(a.v[i] >= b.v[i]) << i;
-    return r;
-}
-HR_INLINE uint32_t lanes_gt(VF a, VF b) {
-    uint32_t r = 0;
-    for (int i = 0; i < 16; i++) r |= static_cast<uint32_t>(a.v[i] > b.v[i]) << i;
-    return r;
-}
-HR_INLINE VF keep_lanes(VF a, uint32_t kept, VF other) {
-    for (int i = 0; i < 16; i++) a.v[i] = kept >> i & 1 ? a.v[i] : other.v[i];
-    return a;
-}
-HR_INLINE float largest_lane(VF a) { return max_lanes(a); }
-HR_INLINE VI xor3(VI a, VI b, VI c) { return a ^ b ^ c; }
-HR_INLINE VI mul_high(VI a, VI b) {
-    for (int i = 0; i < 16; i++) {
-        uint64_t product = static_cast<uint64_t>(static_cast<uint32_t>(a.v[i])) * static_cast<uint32_t>(b.v[i]);
-        a.v[i] = static_cast<int32_t>(product >> 32);
-    }
-    return a;
-}
-HR_INLINE void transpose4(VI& a, VI& b, VI& c, VI& d) {
-    VI* all[4] = {&a, &b, &c, &d};
-    VI old[4] = {a, b, c, d};
-    for (int q = 0; q < 16; q += 4)
-        for (int i = 0; i < 4; i++)
-            for (int j = 0; j < 4; j++) all[i]->v[q + j] = old[j].v[q + i];
-}
-
-#endif
-
 HR_INLINE uint32_t lanes_reaching(VF x, Floor floor) {
     VF value = set1(floor.value);
     return floor.strict ? lanes_gt(x, value) : lanes_ge(x, value);
@@ -188,13 +90,13 @@ HR_INLINE void philox_block(int32_t first_id, const GumbelSearch& s, VI w[4]) {
 static int block_max(const float* x, int blocks, float* max_out) {
     VF bad = zero();
     for (int b = 0; b < blocks; b++, x += kBlock) {
-        VF largest = set1(-kSampleInf);
+        VF most = set1(-kSampleInf);
         for (int j = 0; j < kBlockVectors; j++) {
             VF v = load(x + 16 * j);
-            largest = max(v, largest);
+            most = max(v, most);
             bad = fma(max(set1(-3.4028235e38f), v), zero(), bad);  // NaN from NaN and +inf; -inf becomes finite first
         }
-        max_out[b] = largest_lane(largest);
+        max_out[b] = largest(most);
     }
     return lanes_ge(bad, bad) != 0xFFFF;
 }
