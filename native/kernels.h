@@ -104,6 +104,9 @@ struct KernelTable {
     void (*block_gumbel)(const float* x, int32_t first_id, Floor floor, GumbelSearch& search);
     // x = -inf where bit i of `allowed` is 0
     void (*block_mask)(float* x, uint64_t allowed);
+    // By Input: so many rounds of nothing but multiply-adds of registers; returns how many that were. *result += what
+    // came of them.
+    int64_t (*probe[3])(int rounds, float* result);
 };
 
 const KernelTable* scalar_kernels();

@@ -8,6 +8,7 @@
 #include "../simd.h"
 #include "attention.inl"
 #include "linear.inl"
+#include "probe.inl"
 #include "rows.inl"
 #include "sample.inl"
 
@@ -21,6 +22,7 @@ const KernelTable* HEADRACE_TABLE() {
         fill_rows(t);
         fill_attention(t);
         fill_sample(t);
+        fill_probe(t);
         return t;
     }();
     return &table;

@@ -55,12 +55,16 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """A model that can run; nothing of its file is kept. fingerprint: of the checkpoint it came from."""
+    """A model that can run; nothing of its file is kept.
+
+    fingerprint: of the checkpoint it came from. sizes: bytes of each weight, for `program.cost`.
+    """
 
     config: Config
     program: Program
     executor: Executor
     fingerprint: str
+    sizes: Mapping[str, int]
 
 
 def prepare(source: Path | Checkpoint) -> Prepared:
@@ -79,10 +83,10 @@ def prepare(source: Path | Checkpoint) -> Prepared:
 
 def load_model(prepared: Prepared, backend: Backend, limits: Limits) -> LoadedModel:
     """The model, lowered by `backend`. Closes the checkpoint: its weights are in the executor now."""
-    fingerprint = prepared.checkpoint.fingerprint
+    fingerprint, sizes = prepared.checkpoint.fingerprint, prepared.sizes()
     executor = backend.executor(prepared.program, prepared.weights, limits)
     prepared.checkpoint.close()
-    return LoadedModel(prepared.config, prepared.program, executor, fingerprint)
+    return LoadedModel(prepared.config, prepared.program, executor, fingerprint, sizes)
 
 
 def _with_rope_factors(checkpoint: Checkpoint, model: Model) -> Model:
