@@ -141,7 +141,7 @@ Arrays sample(const std::string& isa, Table<float> logits, int vocab, Column<flo
             SampledRow row;
             row.top_ids = out.top_ids + r * places, row.top_logprobs = out.top_logprobs + r * places;
             row.top_places = places;
-            sample_row(kernels, logits.data() + r * width, vocab, in.row(r), row, scratch);
+            sample_row(kernels, logits.data() + r * width, nullptr, vocab, in.row(r), row, scratch);
             out.take(r, row);
         }
     }

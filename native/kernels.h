@@ -56,13 +56,20 @@ struct Candidate {
 };
 
 // The search for the token with the largest score = (logit - top) / temperature + Gumbel noise; ties go to the lowest
-// id.
+// id. Noise is -ln of an exponential variable. Of a block's 64 exponential variables the least comes first, an
+// exponential variable / 64, then whose it is; the others exceed it by exponential variables of their own.
 struct GumbelSearch {
     uint64_t seed;
     uint32_t position, choice;
     float top, temperature, inverse;  // the largest logit; inverse = 1 / temperature
     float best;                       // -inf at first
     int32_t best_id;                  // -1 at first
+};
+
+// Of 16 blocks of ids: the least of each one's exponential variables, and which of its ids has it.
+struct BlockNoise {
+    float least[16];
+    int32_t which[16];
 };
 
 struct KernelTable {
@@ -92,16 +99,21 @@ struct KernelTable {
     // exp (own polynomial), elementwise
     void (*exp)(const float* x, int n, float* out);
     // The sampler's passes, over blocks of 64 logits. -inf is allowed; a NaN stands for a token left out.
-    // max[b]: largest of block b. Returns 1 when a NaN or +inf is among x, which is [blocks][64].
-    int (*block_max)(const float* x, int blocks, float* max);
+    // max[b]: largest of block b, NaN when it holds a NaN or +inf; x is [blocks][64].
+    void (*block_max)(const float* x, int blocks, float* max);
     // How many of the block reach the floor
     int (*block_count)(const float* x, Floor floor);
     // Appends those that reach the floor to `found`, in order; returns how many
     int (*block_collect)(const float* x, int32_t first_id, Floor floor, Candidate* found);
     // sums[16] += exp((x - top) * inverse) of those that reach the floor, lane by lane
     void (*block_mass)(const float* x, float top, float inverse, Floor floor, float* sums);
-    // Takes part in the search for the largest (x - top) / temperature + Gumbel noise: updates best and best_id
-    void (*block_gumbel)(const float* x, int32_t first_id, Floor floor, GumbelSearch& search);
+    // Bit i: block first_block + i, whose largest logit is max[i] >= floor, may hold a score of at least search.best.
+    // Fills `noise` of all 16 unless none may.
+    uint32_t (*blocks_in_reach)(const float* max, int32_t first_block, float floor, const GumbelSearch& search,
+                                BlockNoise& noise);
+    // Searches a block, given its noise: updates best and best_id
+    void (*block_gumbel)(const float* x, int32_t first_id, Floor floor, float least, int32_t which,
+                         GumbelSearch& search);
     // x = -inf where bit i of `allowed` is 0
     void (*block_mask)(float* x, uint64_t allowed);
     // By Input: so many rounds of nothing but multiply-adds of registers; returns how many that were. *result += what

@@ -26,6 +26,7 @@ void add_rows(const KernelTable& k, const Epilogue& e, View out, int column, int
         float* o = out.row(r) + column;
         if (!e.bias.empty()) k.add(o, e.bias.data() + column, columns, o);
         if (e.add.data) k.add(o, e.add.row(r) + column, columns, o);
+        if (e.maxima.data) k.block_max(o, columns / kSampleBlock, e.maxima.row(r) + column / kSampleBlock);
     }
 }
 
@@ -60,10 +61,11 @@ void run_unit(const KernelTable& k, const Piece& p, const Unit& u, const Activat
 
 }  // namespace
 
-std::vector<Unit> cut(const std::vector<Piece>& pieces, size_t bytes) {
+std::vector<Unit> cut(const std::vector<Piece>& pieces, size_t bytes, int multiple) {
     std::vector<Unit> units;
     for (int i = 0; i < static_cast<int>(pieces.size()); i++) {
-        const int each = std::max<int>(1, static_cast<int>(bytes / pieces[i].panel_bytes)), n = pieces[i].panels();
+        const int most = static_cast<int>(bytes / pieces[i].panel_bytes), n = pieces[i].panels();
+        const int each = std::max(1, most / multiple) * multiple;
         for (int panel = 0; panel < n; panel += each) units.push_back({i, panel, std::min(each, n - panel)});
     }
     return units;
@@ -84,9 +86,22 @@ LinearPhase::LinearPhase(std::string name, Extent extent, const Slots* slots, co
       pieces_(std::move(pieces)),
       out_(out),
       epilogue_(std::move(epilogue)),
-      units_(cut(pieces_, threads > 1 ? unit_bytes(pieces_, threads) : kLargestUnit)),
       runs_(threads) {
+    cut_up(1);
+}
+
+void LinearPhase::cut_up(int multiple) {
+    units_ = cut(pieces_, runs_.threads() > 1 ? unit_bytes(pieces_, runs_.threads()) : kLargestUnit, multiple);
     rewind();
+}
+
+bool LinearPhase::give_maxima(View logits, View maxima) {
+    if (out_.data != logits.data || out_.stride != logits.stride) return false;
+    for (const Piece& p : pieces_)
+        if (p.first % kSampleBlock) return false;
+    epilogue_.maxima = maxima;
+    cut_up(kSampleBlock / kLanes);
+    return true;
 }
 
 void LinearPhase::run(const Here& here) {
@@ -384,8 +399,8 @@ void PickPhase::run(const Here& here) {
         row.top_ids = o.top_ids + size_t(r) * o.top;
         row.top_logprobs = o.top_logprobs + size_t(r) * o.top;
         row.top_places = o.top;
-        sample_row(here.kernels(), logits_.row(i), vocab_, sampling_row(here.live.step->sampling, r), row,
-                   scratch_[here.thread]);
+        sample_row(here.kernels(), logits_.row(i), maxima_.data ? maxima_.row(i) : nullptr, vocab_,
+                   sampling_row(here.live.step->sampling, r), row, scratch_[here.thread]);
         o.tokens[r] = row.token;
         o.logprob[r] = row.logprob;
         o.rank[r] = row.rank;

@@ -101,6 +101,7 @@ class Runs {
         for (int t = 0; t < n; t++)
             runs_[t].left.store(pack(int64_t(units) * t / n, int64_t(units) * (t + 1) / n), std::memory_order_relaxed);
     }
+    int threads() const { return static_cast<int>(runs_.size()); }
     // Where a thread will begin, or -1.
     int first(int thread) const {
         const uint64_t now = runs_[thread].left.load(std::memory_order_relaxed);
@@ -175,14 +176,15 @@ struct Piece {
 struct Epilogue {
     std::vector<float> bias;  // [outputs] or empty
     View add;                 // data null: none
+    View maxima;              // data null: none; else [outputs / 64], for the sampler: see KernelTable::block_max
 };
 
 struct Unit {
     int piece, panel, panels;
 };
 
-// Cuts pieces into units of about `bytes`, whole panels, at least one.
-std::vector<Unit> cut(const std::vector<Piece>& pieces, size_t bytes);
+// Cuts pieces into units of about `bytes`, a multiple of so many panels.
+std::vector<Unit> cut(const std::vector<Piece>& pieces, size_t bytes, int multiple = 1);
 size_t unit_bytes(const std::vector<Piece>& pieces, int threads);
 
 // out = in . weight (+ bias) (+ add). A unit's outputs are computed whole by one thread.
@@ -193,8 +195,12 @@ class LinearPhase : public Phase {
     void run(const Here& here) override;
     void rewind() override { runs_.deal(static_cast<int>(units_.size())); }
     void warm(const Here& here) const override;
+    // Whether it could give the maxima of `logits`, which it computes. Then it will.
+    bool give_maxima(View logits, View maxima);
 
   private:
+    void cut_up(int multiple);
+
     const Extent extent_;
     const Slots* slots_;
     const Prepared* in_;
@@ -331,15 +337,16 @@ class AttendPhase : public Phase {
     Tickets tickets_;
 };
 
-// Samples a chunk's logits rows.
+// Samples a chunk's logits rows. maxima: see sample_row; data null: none.
 class PickPhase : public Phase {
   public:
-    PickPhase(View logits, int vocab, int threads) : Phase("pick"), logits_(logits), vocab_(vocab), scratch_(threads) {}
+    PickPhase(View logits, View maxima, int vocab, int threads)
+        : Phase("pick"), logits_(logits), maxima_(maxima), vocab_(vocab), scratch_(threads) {}
     void run(const Here& here) override;
     void rewind() override { tickets_.rewind(); }
 
   private:
-    View logits_;
+    View logits_, maxima_;
     int vocab_;
     std::vector<Scratch> scratch_;
     Tickets tickets_;

@@ -387,8 +387,11 @@ void Plan::finish(Slice logits) {
             "fewer logits than the vocabulary");
     View z = view(logits);
     z.width = limits_.vocab;
+    View maxima = view({buffer((z.width + kSampleBlock - 1) / kSampleBlock, Extent::Logits), 0, 1});
+    auto* head = tail_.empty() ? nullptr : dynamic_cast<LinearPhase*>(tail_.back().get());
+    if (!head || !head->give_maxima(z, maxima)) maxima = {};
     row_op("keep", Extent::Logits, keep_op(z));
-    tail_.push_back(std::make_unique<PickPhase>(z, limits_.vocab, pool_.threads()));
+    tail_.push_back(std::make_unique<PickPhase>(z, maxima, limits_.vocab, pool_.threads()));
     finished_ = true;
 }
 

@@ -1,13 +1,16 @@
-// A row's ids lie in blocks of 64. One pass finds each block's largest logit (and any NaN); nearly everything after
-// that visits only the blocks whose largest can matter. A set of kept tokens is always a prefix of the order (logit
-// descending, id ascending), so it is written as the last token it holds: a Cut. No logits are sorted, none are copied
-// except blocks that a mask, a bias or a penalty changes.
+// A row's ids lie in blocks of 64. The largest logit of each block comes from one pass (or from whoever computed the
+// logits), the largest of each 64 blocks from those; nearly everything after that visits only blocks whose largest can
+// matter. A set of kept tokens is always a prefix of the order (logit descending, id ascending), so it is written as
+// the last token it holds: a Cut. No logits are sorted, none are copied except blocks that a mask, a bias or a penalty
+// changes.
 #include "sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 
 namespace headrace {
@@ -15,10 +18,10 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kLowest = std::numeric_limits<float>::lowest();
-constexpr float kGreedy = 1e-5f;         // temperatures below are greedy
-constexpr float kLargestNoise = 17.34f;  // 25 ln 2 = 17.329 is what u = 1 - 2^-25 gives; the rest is slack
-constexpr float kNoMass = -90.0f;        // exp gives exactly 0 from here down
-constexpr int kMassGroup = 32;           // blocks whose masses are summed in float32 before they join in float64
+constexpr float kGreedy = 1e-5f;                     // temperatures below are greedy
+constexpr float kNoMass = -90.0f;                    // exp gives exactly 0 from here down
+constexpr int kGroup = 64;                           // blocks that share a peak, and whose masses are summed in float32
+constexpr int kReach = 16;                           // blocks that blocks_in_reach looks at
 constexpr int32_t kUnpatched = -1, kForbidden = -2;  // Scratch::slot, else the number of a patch
 
 // Tokens above `value`, and those equal to it up to `id`.
@@ -27,6 +30,8 @@ struct Cut {
     int32_t id;
 };
 constexpr Cut kEveryFinite = {kLowest, std::numeric_limits<int32_t>::max()};
+
+int groups_of(int blocks) { return (blocks + kGroup - 1) / kGroup; }
 
 bool comes_first(const Candidate& a, const Candidate& b) {
     return a.value > b.value || (a.value == b.value && a.id < b.id);
@@ -37,7 +42,10 @@ struct View {
     const float* logits;
     const float* last;  // the last block, filled up with -inf
     int vocab, blocks;
-    const float* max;     // [blocks]
+    const float* max;     // [groups][kGroup], filled up with -inf
+    const float* peaks;   // [groups]
+    float top;            // the largest value
+    int top_block;        // the first block that has it
     const int32_t* slot;  // [blocks], or nullptr: nothing patched
     const float* patches;
 
@@ -46,12 +54,10 @@ struct View {
         return b == blocks - 1 ? last : logits + static_cast<size_t>(b) * kSampleBlock;
     }
     float value(int32_t id) const { return at(id / kSampleBlock)[id % kSampleBlock]; }
-    // The block with the largest value, the first of several
-    int top_block() const { return static_cast<int>(std::max_element(max, max + blocks) - max); }
     // The lowest id with the largest value
     int32_t arg_max() const {
-        int b = top_block();
-        return b * kSampleBlock + static_cast<int32_t>(std::find(at(b), at(b) + kSampleBlock, max[b]) - at(b));
+        const float* x = at(top_block);
+        return top_block * kSampleBlock + static_cast<int32_t>(std::find(x, x + kSampleBlock, top) - x);
     }
 };
 
@@ -59,7 +65,10 @@ struct View {
 template <class Visit>
 void within(const View& view, Cut cut, int first, int end, Visit visit) {
     for (int b = first; b < end; b++) {
-        if (view.max[b] < cut.value) continue;
+        if (view.max[b] < cut.value) {
+            if (b % kGroup == 0 && view.peaks[b / kGroup] < cut.value) b += kGroup - 1;
+            continue;
+        }
         int32_t id = b * kSampleBlock;
         if (cut.id >= id + kSampleBlock - 1) {
             visit(b, view.at(b), Floor{cut.value, false});
@@ -82,13 +91,13 @@ int count_within(const KernelTable& k, const View& view, Cut cut) {
 }
 
 // The sum of exp((x - top) / temperature). Groups are cut by block number, so what is skipped cannot move a bit.
-double mass_within(const KernelTable& k, const View& view, Cut cut, float top, float temperature) {
+double mass_within(const KernelTable& k, const View& view, Cut cut, float temperature) {
     float inverse = 1.0f / temperature;
     double total = 0;
-    for (int first = 0; first < view.blocks; first += kMassGroup) {
+    for (int first = 0; first < view.blocks; first += kGroup) {
         float sums[16] = {};
-        within(view, cut, first, std::min(first + kMassGroup, view.blocks), [&](int b, const float* x, Floor floor) {
-            if ((view.max[b] - top) * inverse > kNoMass) k.block_mass(x, top, inverse, floor, sums);
+        within(view, cut, first, std::min(first + kGroup, view.blocks), [&](int b, const float* x, Floor floor) {
+            if ((view.max[b] - view.top) * inverse > kNoMass) k.block_mass(x, view.top, inverse, floor, sums);
         });
         for (float s : sums) total += s;
     }
@@ -107,14 +116,13 @@ void collect(const KernelTable& k, const View& view, float value, Scratch& s) {
     s.candidates.resize(n);
 }
 
-// A value that at least n tokens reach, cheaply: the n-th largest maximum of runs of blocks, long enough to leave few
-// of them; `lowest` when there are fewer blocks than n.
+// A value that at least n tokens reach, cheaply: the n-th largest of the peaks or, when they are too few, of the
+// blocks' largest; `lowest` when those are too few as well.
 float reached_by(const View& view, int n, float lowest, Scratch& s) {
     if (n > view.blocks) return lowest;
-    int run = std::max(1, view.blocks / 4 / n);
-    s.order.clear();
-    for (int b = 0; b < view.blocks; b += run)
-        s.order.push_back(*std::max_element(view.max + b, view.max + std::min(b + run, view.blocks)));
+    const int groups = groups_of(view.blocks);
+    const float* all = n > groups ? view.max : view.peaks;
+    s.order.assign(all, all + (n > groups ? view.blocks : groups));
     std::nth_element(s.order.begin(), s.order.begin() + (n - 1), s.order.end(), std::greater<float>());
     return std::max(s.order[n - 1], lowest);
 }
@@ -184,11 +192,26 @@ bool penalises(const SamplingRow& in) {
     return in.penalties && (in.repetition != 1 || in.presence != 0 || in.frequency != 0);
 }
 
+// Sets a view's largest values, given those of its blocks. False when there is a NaN or +inf among them.
+bool find_top(const KernelTable& k, const std::vector<float>& max, std::vector<float>& peaks, View& view) {
+    const int groups = groups_of(view.blocks);
+    peaks.resize(groups);
+    k.block_max(max.data(), groups, peaks.data());
+    view.max = max.data();
+    view.peaks = peaks.data();
+    if (std::any_of(peaks.begin(), peaks.end(), [](float x) { return std::isnan(x); })) return false;
+    const auto group = std::max_element(peaks.begin(), peaks.end());
+    view.top = *group;
+    const float* first = view.max + (group - peaks.begin()) * kGroup;
+    view.top_block = static_cast<int>(std::find(first, first + kGroup, view.top) - view.max);
+    return true;
+}
+
 // The row as sampling sees it.
 View adjusted(const KernelTable& k, const View& raw, const SamplingRow& in, Scratch& s) {
     if (!in.mask && !in.biases && !penalises(in)) return raw;
     s.slot.assign(raw.blocks, kUnpatched);
-    s.max.assign(raw.max, raw.max + raw.blocks);
+    s.max.assign(raw.max, raw.max + groups_of(raw.blocks) * kGroup);
     Patcher patcher{raw, s};
     if (in.mask) patcher.mask(k, in.mask);
     for (int i = 0; i < in.biases; i++)
@@ -201,7 +224,7 @@ View adjusted(const KernelTable& k, const View& raw, const SamplingRow& in, Scra
     for (int b = 0; b < raw.blocks; b++)
         if (s.slot[b] >= 0) s.max[b] = s.patch_max[s.slot[b]];
     View view = raw;
-    view.max = s.max.data();
+    find_top(k, s.max, s.peaks, view);
     view.slot = s.slot.data();
     view.patches = s.patches.data();
     return view;
@@ -219,8 +242,8 @@ float least_kept(float top, const SamplingRow& in) {
 }
 
 // What min_p and top_k leave.
-Cut filtered(const KernelTable& k, const View& view, const SamplingRow& in, float top, Scratch& s) {
-    Cut cut = {least_kept(top, in), kEveryFinite.id};
+Cut filtered(const KernelTable& k, const View& view, const SamplingRow& in, Scratch& s) {
+    Cut cut = {least_kept(view.top, in), kEveryFinite.id};
     if (in.top_k <= 0 || in.top_k >= view.vocab) return cut;
     collect(k, view, reached_by(view, in.top_k, cut.value, s), s);
     if (static_cast<int>(s.candidates.size()) < in.top_k) return cut;  // min_p left fewer
@@ -229,40 +252,86 @@ Cut filtered(const KernelTable& k, const View& view, const SamplingRow& in, floa
     return {last->value, last->id};
 }
 
-// The token within the cut that has the largest score. Blocks too low to win, whatever their noise, are not visited.
-int32_t noisiest(const KernelTable& k, const View& view, const SamplingRow& in, float top, Cut cut) {
+// The token within the cut that has the largest score. Blocks are visited only while their largest logit and their
+// largest noise together could win: some dozens of them, whatever the logits.
+int32_t noisiest(const KernelTable& k, const View& view, const SamplingRow& in, Cut cut) {
     GumbelSearch search{in.seed,
                         static_cast<uint32_t>(in.position),
                         static_cast<uint32_t>(in.choice),
-                        top,
+                        view.top,
                         in.temperature,
                         1.0f / in.temperature,
                         -kInf,
                         -1};
-    auto visit = [&](int b, const float* x, Floor floor) { k.block_gumbel(x, b * kSampleBlock, floor, search); };
-    int start = view.top_block();  // a good score early spares others
-    within(view, cut, start, start + 1, visit);
-    within(view, cut, 0, view.blocks, [&](int b, const float* x, Floor floor) {
-        bool hopeless = (view.max[b] - top) * search.inverse + kLargestNoise < search.best;
-        if (b != start && !hopeless) visit(b, x, floor);
-    });
+    BlockNoise noise;
+    auto search_some = [&](int first, uint32_t among) {
+        among &= k.blocks_in_reach(view.max + first, first, cut.value, search, noise);
+        for (; among; among &= among - 1) {
+            const int i = std::countr_zero(among);
+            within(view, cut, first + i, first + i + 1, [&](int b, const float* x, Floor floor) {
+                k.block_gumbel(x, b * kSampleBlock, floor, noise.least[i], noise.which[i], search);
+            });
+        }
+    };
+    const int start = view.top_block / kReach * kReach;
+    const uint32_t top = 1u << (view.top_block - start);
+    search_some(start, top);  // a good score early spares others
+    for (int first = 0; first < view.blocks; first += kReach) search_some(first, first == start ? ~top : ~0u);
     return search.best_id;
 }
 
-// top_p without sorting: the best score among more tokens is the best among fewer if its token is one of the fewer. A
-// token is in the nucleus while the mass ahead of it is below top_p; if the winner is not, neither is anything behind
-// it.
+// The part of a cut's mass that top_p keeps. All of the mass is summed up only when its largest parts leave it open
+// whether a token is kept.
+class Nucleus {
+  public:
+    Nucleus(const KernelTable& k, const View& view, const SamplingRow& in, Cut cut)
+        : k_(k),
+          view_(view),
+          cut_(cut),
+          temperature_(in.temperature),
+          share_(std::max(in.top_p, std::numeric_limits<float>::min())) {}
+
+    // A token is kept while the mass ahead of it is below top_p's share.
+    bool holds(float value, int32_t id) {
+        const double ahead = mass_within(k_, view_, {value, id - 1}, temperature_);
+        if (total_ < 0 && ahead < share_ * (ahead + at_least(value))) return true;
+        if (total_ < 0) total_ = mass_within(k_, view_, cut_, temperature_);
+        return ahead < share_ * total_;
+    }
+
+  private:
+    // Of the mass that is not ahead: a token's own, and that of the largest of each block below.
+    double at_least(float value) const {
+        float own = (value - view_.top) * (1.0f / temperature_);
+        k_.exp(&own, 1, &own);
+        return std::max(0.0, of_maxima({cut_.value, true}) - of_maxima({value, false})) + own;
+    }
+    double of_maxima(Floor floor) const {
+        float sums[16] = {};
+        for (int g = 0; g < groups_of(view_.blocks); g++)
+            k_.block_mass(view_.max + g * kGroup, view_.top, 1.0f / temperature_, floor, sums);
+        return std::accumulate(sums, sums + 16, 0.0);
+    }
+
+    const KernelTable& k_;
+    const View& view_;
+    const Cut cut_;
+    const float temperature_;
+    const double share_;
+    double total_ = -1;  // not known
+};
+
+// top_p without sorting: the best score among more tokens is the best among fewer if its token is one of the fewer; if
+// the winner is not in the nucleus, neither is anything behind it.
 int32_t drawn(const KernelTable& k, const View& view, const SamplingRow& in, Scratch& s) {
-    float top = view.max[view.top_block()];
-    Cut cut = filtered(k, view, in, top, s);
-    if (in.top_p >= 1) return noisiest(k, view, in, top, cut);
-    double share = std::max(in.top_p, std::numeric_limits<float>::min());
-    double nucleus = share * mass_within(k, view, cut, top, in.temperature);
+    Cut cut = filtered(k, view, in, s);
+    if (in.top_p >= 1) return noisiest(k, view, in, cut);
+    Nucleus nucleus(k, view, in, cut);
     for (;;) {
-        int32_t id = noisiest(k, view, in, top, cut);
-        Cut ahead = {view.value(id), id - 1};
-        if (mass_within(k, view, ahead, top, in.temperature) < nucleus) return id;
-        cut = ahead;
+        const int32_t id = noisiest(k, view, in, cut);
+        const float value = view.value(id);
+        if (nucleus.holds(value, id)) return id;
+        cut = {value, id - 1};
     }
 }
 
@@ -272,7 +341,7 @@ void choose(const KernelTable& k, const View& raw, const SamplingRow& in, Sample
         return;
     }
     View view = adjusted(k, raw, in, s);
-    if (view.max[view.top_block()] == -kInf)
+    if (view.top == -kInf)
         out.status = kNothingAllowed;
     else
         out.token = in.temperature < kGreedy ? view.arg_max() : drawn(k, view, in, s);
@@ -292,9 +361,8 @@ void report_best(const KernelTable& k, const View& raw, int n, double shift, Sam
 }
 
 void report(const KernelTable& k, const View& raw, const SamplingRow& in, SampledRow& out, Scratch& s) {
-    float top = raw.max[raw.top_block()];
-    double mass = top == -kInf ? 1.0 : mass_within(k, raw, kEveryFinite, top, 1.0f);
-    double shift = (top == -kInf ? 0.0 : top) + std::log(mass);
+    const bool none = raw.top == -kInf;
+    const double shift = none ? 0.0 : raw.top + std::log(mass_within(k, raw, kEveryFinite, 1.0f));
     float logit = raw.value(out.token);
     out.logprob = static_cast<float>(logit - shift);
     out.rank = count_within(k, raw, {logit, out.token});
@@ -302,19 +370,23 @@ void report(const KernelTable& k, const View& raw, const SamplingRow& in, Sample
     if (n > 0) report_best(k, raw, n, shift, out, s);
 }
 
-// The raw row as blocks, and whether its logits can be used.
-bool scan(const KernelTable& k, const float* logits, int vocab, Scratch& s, View& view) {
-    int blocks = (vocab + kSampleBlock - 1) / kSampleBlock, whole = vocab / kSampleBlock;
-    s.raw_max.resize(std::max(s.raw_max.size(), static_cast<size_t>(blocks)));
+// The raw row as blocks, and whether its logits can be used. maxima: of its whole blocks, or nullptr.
+bool scan(const KernelTable& k, const float* logits, const float* maxima, int vocab, Scratch& s, View& view) {
+    const int blocks = (vocab + kSampleBlock - 1) / kSampleBlock, whole = vocab / kSampleBlock;
+    s.raw_max.resize(groups_of(blocks) * kGroup);
+    std::fill(s.raw_max.begin() + whole, s.raw_max.end(), -kInf);
+    if (maxima)
+        std::copy(maxima, maxima + whole, s.raw_max.begin());
+    else
+        k.block_max(logits, whole, s.raw_max.data());
     const float* last = logits + static_cast<size_t>(blocks - 1) * kSampleBlock;
-    int bad = k.block_max(logits, whole, s.raw_max.data());
     if (whole < blocks) {
         std::fill(std::copy(last, logits + vocab, s.tail), s.tail + kSampleBlock, -kInf);
         last = s.tail;
-        bad |= k.block_max(last, 1, s.raw_max.data() + whole);
+        k.block_max(last, 1, s.raw_max.data() + whole);
     }
-    view = {logits, last, vocab, blocks, s.raw_max.data(), nullptr, nullptr};
-    return !bad;
+    view = {logits, last, vocab, blocks, nullptr, nullptr, 0, 0, nullptr, nullptr};
+    return find_top(k, s.raw_max, s.raw_peaks, view);
 }
 
 void require(bool holds, const char* what) {
@@ -345,15 +417,15 @@ void check_row(const SamplingRow& in, int vocab) {
     for (int i = 0; i < in.penalties; i++) require(in.penalty_counts[i] >= 0, "penalty_counts must be at least 0");
 }
 
-void sample_row(const KernelTable& k, const float* logits, int vocab, const SamplingRow& in, SampledRow& out,
-                Scratch& s) {
+void sample_row(const KernelTable& k, const float* logits, const float* maxima, int vocab, const SamplingRow& in,
+                SampledRow& out, Scratch& s) {
     out.token = out.rank = 0;
     out.logprob = 0;
     out.status = kSampled;
     std::fill_n(out.top_ids, out.top_places, kNoId);
     std::fill_n(out.top_logprobs, out.top_places, kNoLogprob);
     View raw;
-    if (scan(k, logits, vocab, s, raw))
+    if (scan(k, logits, maxima, vocab, s, raw))
         choose(k, raw, in, out, s);
     else
         out.status = kLogitsNotFinite;

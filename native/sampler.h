@@ -51,8 +51,9 @@ struct SampledRow {
 // Buffers that sample_row reuses: one per thread. They grow with the largest row seen and never shrink.
 class Scratch {
   public:
-    std::vector<float> raw_max;         // [blocks] the largest raw logit of each block
-    std::vector<float> max;             // [blocks] the same once masks, biases and penalties are applied
+    std::vector<float> raw_max;         // [groups][64] the largest raw logit of each block, then -inf
+    std::vector<float> raw_peaks;       // [groups] the largest of 64 blocks
+    std::vector<float> max, peaks;      // the same once masks, biases and penalties are applied
     std::vector<float> patches;         // [patches][64] blocks that differ from the raw logits
     std::vector<float> patch_max;       // [patches]
     std::vector<int32_t> slot;          // [blocks] which patch holds the block; see sampler.cpp
@@ -65,7 +66,9 @@ class Scratch {
 void check_row(const SamplingRow& in, int vocab);
 
 // Samples or scores one row of `vocab` >= 1 logits. `in` must pass check_row. Same bits from every KernelTable.
-void sample_row(const KernelTable& k, const float* logits, int vocab, const SamplingRow& in, SampledRow& out,
-                Scratch& s);
+// maxima: what KernelTable::block_max gives for the row's whole blocks of 64 (NaN where a logit is not finite), or
+// nullptr: they are computed here.
+void sample_row(const KernelTable& k, const float* logits, const float* maxima, int vocab, const SamplingRow& in,
+                SampledRow& out, Scratch& s);
 
 }  // namespace headrace

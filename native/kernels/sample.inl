@@ -5,6 +5,7 @@
 
 namespace {
 
+using headrace::BlockNoise;
 using headrace::Candidate;
 using headrace::Floor;
 using headrace::GumbelSearch;
@@ -42,36 +43,36 @@ constexpr int32_t kRootHalf = 0x3f3504f3;  // bits of sqrt(1/2)
 HR_INLINE VI exponent_of(VF x) { return sar<23>(bits(x) - seti(kRootHalf)); }
 HR_INLINE VF mantissa_less_one(VF x, VI e) { return from_bits(bits(x) - shl<23>(e)) - set1(1.0f); }
 
-// -ln(-ln(u)) for u = (2 (word >> 8) + 1) / 2^25. The odd integer takes 25 bits, one more than a float32 has, so what
-// rounding takes from it is handed on to f, which holds it exactly: near u = 1 nothing is lost.
-HR_INLINE VF gumbel_of(VI word) {
+// -ln(u) for u = (2 (word >> 8) + 1) / 2^25: an exponential variable. The odd integer takes 25 bits, one more than a
+// float32 has, so what rounding takes from it is handed on to f, which holds it exactly: near u = 1 nothing is lost.
+HR_INLINE VF exponential_of(VI word) {
     VI n = shl<1>(shr<8>(word)) + seti(1);
     VF rounded = to_float(n);
     VF lost = to_float(n - round_int(rounded));
     VI e = exponent_of(rounded);
     VF f = fma(lost, from_bits(shl<23>(seti(127) - e)), mantissa_less_one(rounded, e));
-    VF t = zero() - log_parts(f, e - seti(25));
-    VI et = exponent_of(t);
-    return zero() - log_parts(mantissa_less_one(t, et), et);
+    return zero() - log_parts(f, e - seti(25));
 }
 
-// At least gumbel_of(word), at most 0.06 more where the noise is large. -ln(-ln(u)) <= -ln(1 - u), and for
-// v = 1 - u the bits of v, read as an integer, are 2^23 (127 + log2 v) or a little less.
-HR_INLINE VF gumbel_bound(VI word) {
-    VF v = to_float(seti((1 << 25) - 1) - shl<1>(shr<8>(word)));
-    return fma(to_float(bits(v)), set1(-0.69314718f / 8388608.0f), set1(0.69314718f * 152.0f));
+// Gumbel noise from an exponential variable.
+HR_INLINE VF noise_of(VF exponential) {
+    VI e = exponent_of(exponential);
+    return zero() - log_parts(mantissa_less_one(exponential, e), e);
 }
 
-// The bound's own rounding, and that of the product that stands for a quotient.
+// What a block of 64 ids can reach at most is compared with what others have reached: this covers the rounding of both.
 constexpr float kBoundSlack = 1e-3f;
+constexpr float kLargestNoise = 21.49f;  // 31 ln 2 = 21.488: of u = 1 - 2^-25, the least of 64
 
-// The words of 64 consecutive ids, the first a multiple of 64: counters (id / 4, position, choice, 0), key = seed.
-HR_INLINE void philox_block(int32_t first_id, const GumbelSearch& s, VI w[4]) {
-    static const int32_t order[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+// Sixteen counters (a, position, choice, kind), key = seed; their four words each.
+struct Words {
+    VI a, b, c, d;
+};
+HR_INLINE Words philox(VI counter, int32_t kind, const GumbelSearch& s) {
     const VI m0 = seti(static_cast<int32_t>(0xD2511F53u)), m1 = seti(static_cast<int32_t>(0xCD9E8D57u));
     uint32_t k0 = static_cast<uint32_t>(s.seed), k1 = static_cast<uint32_t>(s.seed >> 32);
-    VI a = load_int(order) + seti(first_id / 4);
-    VI b = seti(static_cast<int32_t>(s.position)), c = seti(static_cast<int32_t>(s.choice)), d = zeroi();
+    VI a = counter, b = seti(static_cast<int32_t>(s.position)), c = seti(static_cast<int32_t>(s.choice)),
+       d = seti(kind);
     for (int round = 0; round < 10; round++) {
         VI high0 = mul_high(a, m0), low0 = a * m0, high1 = mul_high(c, m1), low1 = c * m1;
         a = xor3(high1, b, seti(static_cast<int32_t>(k0)));
@@ -81,24 +82,31 @@ HR_INLINE void philox_block(int32_t first_id, const GumbelSearch& s, VI w[4]) {
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    transpose4(a, b, c, d);  // lane 4 q + i held counter 4 i + q: now each vector holds 16 ids in order
-    w[0] = a, w[1] = b, w[2] = c, w[3] = d;
+    return {a, b, c, d};
+}
+
+constexpr int32_t kOfIds = 0, kOfBlocks = 1;  // kinds of counters
+
+// The words of 64 consecutive ids, the first a multiple of 64: id i has word i % 4 of counter i / 4.
+HR_INLINE Words words_of_ids(int32_t first_id, const GumbelSearch& s) {
+    static const int32_t order[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    Words w = philox(load_int(order) + seti(first_id / 4), kOfIds, s);
+    transpose4(w.a, w.b, w.c, w.d);  // lane 4 q + i held counter 4 i + q: now each vector holds 16 ids in order
+    return w;
 }
 
 // ---- passes -------------------------------------------------------------------------------------------------------
 
-static int block_max(const float* x, int blocks, float* max_out) {
-    VF bad = zero();
+static void block_max(const float* x, int blocks, float* max_out) {
     for (int b = 0; b < blocks; b++, x += kBlock) {
-        VF most = set1(-kSampleInf);
+        VF most = set1(-kSampleInf), bad = zero();
         for (int j = 0; j < kBlockVectors; j++) {
             VF v = load(x + 16 * j);
             most = max(v, most);
             bad = fma(max(set1(-3.4028235e38f), v), zero(), bad);  // NaN from NaN and +inf; -inf becomes finite first
         }
-        max_out[b] = largest(most);
+        max_out[b] = any_nan(bad) ? __builtin_nanf("") : largest(most);
     }
-    return lanes_ge(bad, bad) != 0xFFFF;
 }
 
 static int block_count(const float* x, Floor floor) {
@@ -126,29 +134,34 @@ static void block_mass(const float* x, float top, float inverse, Floor floor, fl
     store(sums, sum);
 }
 
-// Sixteen ids of which some might win.
-static void gumbel_lanes(const float* x, int32_t first_id, uint32_t lanes, VI words, GumbelSearch& s) {
-    float noise[16];
-    store(noise, gumbel_of(words));
-    for (; lanes; lanes &= lanes - 1) {
-        int i = __builtin_ctz(lanes);
-        float score = (x[i] - s.top) / s.temperature + noise[i];
-        if (score > s.best || (score == s.best && first_id + i < s.best_id)) {
-            s.best = score;
-            s.best_id = first_id + i;
-        }
-    }
+static uint32_t blocks_in_reach(const float* max, int32_t first_block, float floor, const GumbelSearch& s,
+                                BlockNoise& noise) {
+    static const int32_t count[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    VF top = load(max), z = (top - set1(s.top)) * set1(s.inverse), needed = set1(s.best - kBoundSlack);
+    uint32_t lanes = lanes_ge(top, set1(floor)) & lanes_ge(z + set1(kLargestNoise), needed);
+    if (!lanes) return 0;
+    Words w = philox(load_int(count) + seti(first_block), kOfBlocks, s);
+    VF least = exponential_of(w.a) * set1(1.0f / kBlock);
+    store(noise.least, least);
+    store_int(noise.which, shr<26>(w.b));
+    return lanes & lanes_ge(z + noise_of(least), needed);
 }
 
-static void block_gumbel(const float* x, int32_t first_id, Floor floor, GumbelSearch& s) {
-    VI words[4];
-    philox_block(first_id, s, words);
-    VF top = set1(s.top), inverse = set1(s.inverse);
+static void block_gumbel(const float* x, int32_t first_id, Floor floor, float least, int32_t which, GumbelSearch& s) {
+    const Words w = words_of_ids(first_id, s);
+    const VI words[kBlockVectors] = {w.a, w.b, w.c, w.d};
     for (int j = 0; j < kBlockVectors; j++) {
-        VF v = load(x + 16 * j);
-        VF bound = fma(v - top, inverse, gumbel_bound(words[j]));
-        uint32_t lanes = lanes_ge(bound, set1(s.best - kBoundSlack)) & lanes_reaching(v, floor);
-        if (lanes) gumbel_lanes(x + 16 * j, first_id + 16 * j, lanes, words[j], s);
+        const uint32_t leads = which / 16 == j ? 1u << which % 16 : 0;
+        VF base = set1(least), v = load(x + 16 * j);
+        VF noise = noise_of(keep_lanes(base, leads, base + exponential_of(words[j])));
+        VF z = (v - set1(s.top)) / set1(s.temperature) + noise;
+        float score[16];
+        store(score, z);
+        for (uint32_t lanes = lanes_ge(z, set1(s.best)) & lanes_reaching(v, floor); lanes; lanes &= lanes - 1) {
+            const int i = __builtin_ctz(lanes);
+            const int32_t id = first_id + 16 * j + i;
+            if (score[i] > s.best || (score[i] == s.best && id < s.best_id)) s.best = score[i], s.best_id = id;
+        }
     }
 }
 
@@ -164,6 +177,7 @@ static void fill_sample(headrace::KernelTable& t) {
     t.block_count = block_count;
     t.block_collect = block_collect;
     t.block_mass = block_mass;
+    t.blocks_in_reach = blocks_in_reach;
     t.block_gumbel = block_gumbel;
     t.block_mask = block_mask;
 }

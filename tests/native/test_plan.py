@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -206,6 +207,51 @@ def test_a_finished_plan_runs_and_can_be_watched(threads: int) -> None:
     rows = np.empty((40, WIDTH), np.float32)
     parts.plan.copy(parts.x, rows)
     assert np.array_equal(rows, table[made.tokens])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("pieces", [(304,), (192, 112), (80, 224)], ids=str)
+def test_the_heads_maxima_are_those_that_the_sampler_finds(pieces: tuple[int, ...], threads: int) -> None:
+    """Tokens of a plan and of the sampler by itself, from the same logits: blocks of 64 across units and pieces."""
+    vocab = 300  # and 4 of padding
+    p = plan(threads, vocab=vocab)
+    x, r = (p.buffer(WIDTH, TOKENS), 0, WIDTH), (p.buffer(WIDTH, LOGITS), 0, WIDTH)
+    z, tail = (p.buffer(304, LOGITS), 0, 304), p.prepared(WIDTH, LOGITS, True, False, False)
+    p.embed([packed()], 1.0, x)
+    p.rows(x, r)
+    p.prepare(r, tail)
+    p.linear("head", tail, [(packed(n, seed=i), 0, n) for i, n in enumerate(pieces)], z)
+    p.finish(z)
+    many = {"temperature": np.linspace(0, 2, 40, dtype=np.float32), "top_p": np.tile(np.float32([1, 0.8]), 20)}
+    made, out = step()
+    made = replace(made, sampling=sampling(40, vocab, **many, logprobs=np.zeros(40, np.int32)))
+    out.logits = np.empty((40, vocab), np.float32)
+    for _ in range(2):  # with what the first one left
+        p.run(made, out)
+        at = {f.name: getattr(made.sampling, f.name) for f in fields(made.sampling)}
+        tokens, logprob, rank, *_ = native.sample("", out.logits, vocab, **at)
+        assert np.array_equal(out.tokens, tokens)
+        assert out.logprob.tobytes() == logprob.tobytes() and np.array_equal(out.rank, rank)
+
+
+def test_a_logit_that_is_no_number_is_reported_by_whoever_finds_the_maxima() -> None:
+    parts = Parts(vocab=VOCAB)
+    weight = native.Packed("f32", 256, WIDTH)
+    rows = np.random.default_rng(1).normal(size=(256, WIDTH)).astype(np.float32)
+    rows[200, 3] = np.nan
+    weight.pack(0, rows.view(np.uint8))
+    p = plan(2, vocab=256)
+    x, r = (p.buffer(WIDTH, TOKENS), 0, WIDTH), (p.buffer(WIDTH, LOGITS), 0, WIDTH)
+    z, tail = (p.buffer(256, LOGITS), 0, 256), p.prepared(WIDTH, LOGITS, True, False, False)
+    p.embed([parts.weight], 1.0, x)
+    p.rows(x, r)
+    p.prepare(r, tail)
+    p.linear("head", tail, [(weight, 0, 256)], z)
+    p.finish(z)
+    made, out = step()
+    out.logits = np.empty((40, 256), np.float32)
+    p.run(replace(made, sampling=sampling(40, 256)), out)
+    assert (out.status == 1).all()
 
 
 def test_copies_stay_inside_their_buffer() -> None:

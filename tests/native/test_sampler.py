@@ -281,7 +281,8 @@ def kept_share(logits: NDArray[np.float32], top_k: int, top_p: float) -> F64:
 
 
 @pytest.mark.parametrize(
-    ("vocab", "top_k", "top_p"), [(5, 0, 1.0), (50, 0, 1.0), (50, 10, 1.0), (50, 0, 0.8), (20, 12, 0.7)]
+    ("vocab", "top_k", "top_p"),
+    [(5, 0, 1.0), (50, 0, 1.0), (50, 10, 1.0), (50, 0, 0.8), (20, 12, 0.7), (300, 0, 1.0), (300, 90, 0.9)],
 )
 def test_tokens_are_drawn_as_often_as_they_should(vocab: int, top_k: int, top_p: float) -> None:
     """Chi-square of 20000 draws against the softmax of what is kept; no fair generator comes near the limit."""

@@ -60,6 +60,18 @@ def test_noise_of_an_id_does_not_depend_on_the_vocabulary() -> None:
     assert len({gumbel(1, s, p, c)[0] for s in (0, 1 << 32) for p in (0, 1) for c in (0, 1)}) == 8
 
 
+def test_noise_is_gumbel_noise_and_that_of_one_id_tells_nothing_of_another() -> None:
+    """exp(-noise) of 8000 blocks: exponential (its quantiles, mean and variance), and within blocks uncorrelated."""
+    e = np.exp(-gumbel(64 * 8000, 5, 6, 7)).reshape(8000, 64)
+    quantiles = np.quantile(e, [0.01, 0.05, 0.5, 0.95, 0.999])
+    np.testing.assert_allclose(quantiles, -np.log1p(-np.array([0.01, 0.05, 0.5, 0.95, 0.999])), rtol=0.05)
+    assert abs(e.mean() - 1) < 0.01 and abs(e.var() - 1) < 0.03
+    together = np.corrcoef(e.T)[~np.eye(64, dtype=bool)]
+    assert np.abs(together).max() < 0.06 and abs(together.mean()) < 0.002
+    low = (e < np.log(2)).sum(axis=1)  # of 64 fair coins
+    assert abs(low.var() - 16) < 1.5 and len(set(e.argmin(axis=1))) == 64
+
+
 @pytest.mark.slow
 def test_frequencies_are_those_of_the_softmax() -> None:
     logits = np.log([0.5, 0.3, 0.15, 0.05])

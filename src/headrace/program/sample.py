@@ -4,8 +4,12 @@
 2. Masks forbid, then the bias is added, then penalties act on the ids of the row's list.
 3. Below `GREEDY` the best logit wins, ties to the lowest id. Else logits are divided by the temperature, cut by min_p,
    top_k and top_p in this order, and the token is the arg-max of what is left plus Gumbel noise.
-4. Noise is a function of (seed, position, choice, id) alone: Philox4x32-10 (Salmon et al., "Parallel random numbers:
-   as easy as 1, 2, 3", 2011) with key = seed, counter = (id / 4, position, choice, 0), word id % 4.
+4. Noise is a function of (seed, position, choice, id) alone: minus the logarithm of exponential variables, drawn from
+   the top down, so that most ids need not be looked at: of each 64 ids the least first, an exponential variable / 64,
+   and which of them it is; the others exceed it by exponential variables of their own. As those have no memory, all are
+   independent. The words come from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)
+   with key = seed: an id's is word id % 4 of counter (id / 4, position, choice, 0); of counter
+   (id / 64, position, choice, 1) word 0 is for the least of 64, and word 1 / 2^26 says which.
 
 Knows arrays, not requests.
 """
@@ -24,6 +28,9 @@ U32 = NDArray[np.uint32]
 
 GREEDY = 1e-5
 """Temperatures below this are greedy."""
+
+BLOCK = 64
+"""Ids whose least exponential variable is drawn first."""
 
 RIGHT, NOT_FINITE, NOTHING_ALLOWED = 0, 1, 2
 
@@ -44,14 +51,24 @@ def philox(counter: U32, key: tuple[int, int]) -> U32:
     return c.astype(np.uint32)
 
 
+def _exponential(words: U32) -> F64:
+    """-ln(u), u = (word >> 8) 2^-24 + 2^-25."""
+    return np.asarray(-np.log((words >> 8) * 2.0**-24 + 2.0**-25), np.float64)
+
+
 def gumbel(vocab: int, seed: int, position: int, choice: int) -> F64:
-    """The noise of each id: -ln(-ln(u)), u = (word >> 8) 2^-24 + 2^-25; float64 [vocab]."""
-    blocks = -(-vocab // 4)
-    counter = np.zeros((4, blocks), np.uint32)
-    counter[0], counter[1], counter[2] = np.arange(blocks), position, choice
-    words = philox(counter, (seed & 0xFFFFFFFF, seed >> 32)).T.reshape(-1)[:vocab]
-    u = (words >> 8) * 2.0**-24 + 2.0**-25
-    return np.asarray(-np.log(-np.log(u)), np.float64)
+    """The noise of each id; float64 [vocab]."""
+    blocks = -(-vocab // BLOCK)
+
+    def words(count: int, kind: int) -> U32:
+        counter = np.zeros((4, count), np.uint32)
+        counter[0], counter[1], counter[2], counter[3] = np.arange(count), position, choice, kind
+        return philox(counter, (seed & 0xFFFFFFFF, seed >> 32))
+
+    least, which = words(blocks, 1)[:2]
+    beyond = _exponential(words(blocks * BLOCK // 4, 0).T.reshape(blocks, BLOCK))
+    beyond[np.arange(blocks), which >> 26] = 0
+    return np.asarray(-np.log(_exponential(least)[:, None] / BLOCK + beyond), np.float64).reshape(-1)[:vocab]
 
 
 def log_softmax(logits: F64) -> F64:
