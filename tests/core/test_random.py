@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 from core_model import PagedModel, ask, check_batch, drain
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.base.errors import RequestError
+from headrace.core.pages import chain_hash
 from headrace.core.scheduler import Batch, Limits, Scheduler
 from headrace.core.sequence import Finish, Sequence
 
@@ -23,10 +26,12 @@ class Operations(RuleBasedStateMachine):
         static=st.booleans(),
         cache=st.sampled_from([True, True, True, False]),
         constant_hash=st.booleans(),
+        pace=st.none() | st.lists(st.integers(-3, 40), min_size=1, max_size=4),
     )
     def start(
-        self, pages: int, seqs: int, budget: int, caching: bool, static: bool, cache: bool, constant_hash: bool
-    ) -> None:
+        self, pages: int, seqs: int, budget: int, caching: bool, static: bool, cache: bool, constant_hash: bool,
+        pace: list[int] | None,
+    ) -> None:  # fmt: skip
         length = 30
         limits = Limits(
             max_num_seqs=seqs,
@@ -39,7 +44,12 @@ class Operations(RuleBasedStateMachine):
             kv_cache=cache,
         )
         self.limits = limits
-        self.scheduler = Scheduler(limits, hasher=lambda *_: 7) if constant_hash else Scheduler(limits)
+        paces = itertools.cycle(pace or [])
+        self.scheduler = Scheduler(
+            limits,
+            hasher=(lambda *_: 7) if constant_hash else chain_hash,
+            pace=(lambda *_: next(paces)) if pace else None,
+        )
         self.extra = 1
         self.model = PagedModel(limits, lambda: self.extra)
         self.batch: Batch | None = None

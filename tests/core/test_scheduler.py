@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from core_model import PagedModel, answer, ask, drain, said, small, turn
+from core_model import PagedModel, answer, ask, check_batch, drain, said, small, turn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.base.errors import ContextTooLong, RequestError, SettingError
-from headrace.core.scheduler import Limits, Outcome, Scheduler
+from headrace.core.scheduler import LEAST, Limits, Outcome, Scheduled, Scheduler
 from headrace.core.sequence import Finish, Sequence
 
 
@@ -37,6 +39,50 @@ def test_decode_comes_before_prompt_chunks() -> None:
         [(0, 7, 1, True), (1, 9, 7, False)],
         [(0, 8, 1, True), (1, 16, 4, True)],
     ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    prompts=st.lists(st.integers(1, 120), min_size=1, max_size=8),
+    paces=st.lists(st.integers(-5, 60), min_size=1),
+    most=st.integers(LEAST, 64),
+)
+def test_beside_decoding_chunks_keep_the_pace_and_yet_go_on(prompts: list[int], paces: list[int], most: int) -> None:
+    asked: list[tuple[int, int]] = []  # single tokens, what the pace allowed
+
+    def pace(singles: list[Scheduled], start: int) -> int:
+        assert singles and all(i.count == 1 for i in singles) and start >= 0
+        asked.append((len(singles), paces[len(asked) % len(paces)]))
+        return asked[-1][1]
+
+    limits = small(pages=400, max_model_len=128, max_num_batched_tokens=most)
+    scheduler, model = Scheduler(limits, pace=pace), PagedModel(limits)
+    sequences = [ask([n] * length, 6, seed=n) for n, length in enumerate(prompts)]
+    for s in sequences:
+        scheduler.add(s)
+    while scheduler.has_work:
+        asked.clear()
+        lacking = {s.id: len(s.tokens) - s.computed for s in sequences if s.finish is None}
+        free = scheduler.running < limits.max_num_seqs and scheduler.waiting > 0
+        batch = scheduler.schedule()
+        assert batch is not None
+        check_batch(limits, batch)
+        singles = [i for i in batch.items if lacking[i.sequence.id] == 1 and i.sequence.computed]
+        rest = sum(i.count for i in batch.items) - (asked[0][0] if asked else 0)
+        behind = free or any(lacking[i.sequence.id] > 1 for i in batch.items)
+        assert len(asked) == bool(singles and behind), "asked once, when chunks might join single tokens"
+        if asked and asked[0][0] < most:
+            assert 1 <= rest <= max(asked[0][1], LEAST)
+        scheduler.commit(batch, model.run(batch))
+    assert all(said(s) == answer([n] * s.prompt_len, n, 6) for n, s in enumerate(sequences))
+
+
+def test_without_anybody_decoding_a_prompt_takes_the_whole_step() -> None:
+    s = ask([1] * 40, 1)
+    scheduler = Scheduler(small(pages=16, max_num_batched_tokens=32), pace=lambda *_: 0)
+    scheduler.add(s)
+    batch = scheduler.schedule()
+    assert batch is not None and [i.count for i in batch.items] == [32]
 
 
 def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:

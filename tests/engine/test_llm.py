@@ -11,6 +11,7 @@ import pytest
 
 from headrace import LLM, RequestError, SamplingParams
 from headrace.base.errors import CapacityError, SettingError
+from headrace.engine.requests import checked
 from tiny_model import FLOATS, overflows_on, write_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -278,3 +279,17 @@ def test_not_a_number_ends_only_its_own_request(tmp_path: Path) -> None:
             failed, fine = llm.generate([bad, good], GREEDY)
             assert failed.outputs[0].finish_reason == "error" and "finite" in (failed.outputs[0].error or "")
             assert fine.outputs == alone.outputs
+
+
+@pytest.mark.parametrize(("limit", "chunks"), [(1e-6, [16, 16, 16, 12]), (0, [60])])
+def test_a_limit_between_tokens_cuts_prompts_beside_decoding(tiny: Path, limit: float, chunks: list[int]) -> None:
+    with open_llm(tiny, max_inter_token_ms=limit, enable_prefix_caching=False) as llm:
+        for name, prompt in (("stream", [5] * 40), ("late", [6] * 60)):
+            llm.engine.add(checked(prompt, GREEDY, llm.info, llm.get_tokenizer(), request_id=name))
+            llm.engine.step()
+        while llm.engine.has_work:
+            llm.engine.step()
+        records = llm.engine.records(100)
+    late = records[1]["items"][-1][0]
+    assert [count for r in records for number, count in r["items"] if number == late][: len(chunks)] == chunks
+    assert dict(records[0]["items"]) == {late - 1: 40}, "nobody decoded yet: no limit"

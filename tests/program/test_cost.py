@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from headrace.program.cost import Load, costs, kv_bytes_per_token, total
+from headrace.program.cost import Load, costs, kv_bytes_per_token, total, work
 from headrace.runtime.load import prepare
 
 
@@ -53,3 +53,21 @@ def test_experts_read_what_rows_can_reach() -> None:
     one = costs(prepared.program, sizes, Load([1], [1], 1))[at]
     assert (one.bytes, one.macs) == (stacks / 2, 2 * 3 * 64 * 128)
     assert costs(prepared.program, sizes, Load([9], [9], 1))[at].bytes == stacks
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_the_growth_of_a_cost_adds_up_to_the_cost(kind: str) -> None:
+    prepared = prepare(tiny.TINY / kind)
+    sizes = prepared.sizes()
+    grows = work(prepared.program, sizes)
+    for rows, context, logit_rows in ((1, 1, 0), (3, 50, 1), (40, 90, 7)):
+        cost = total(prepared.program, sizes, Load([rows, 1], [context, 20], logit_rows))
+        macs, read = (rows + 1) * grows.row + logit_rows * grows.logit_row, 0.0
+        for kind_of in grows.attention:
+            window = kind_of.window or 1000
+            macs += kind_of.macs * sum(min(n, window) for n in (20, *range(context - rows + 1, context + 1)))
+            read += kind_of.bytes * (min(context, window + rows - 1) + min(20, window))
+        assert cost.macs == pytest.approx(macs)
+        assert (
+            cost.bytes - total(prepared.program, sizes, Load([rows, 1], [context, 20], logit_rows, 0.0)).bytes == read
+        )

@@ -24,6 +24,8 @@ class EngineSettings:
     max_model_len: longest prompt and answer together, in tokens; None takes the model's own, at most 8192.
     max_num_seqs: sequences that may run at once.
     max_num_batched_tokens: rows of one step; prompt chunks fill what decoding leaves.
+    max_inter_token_ms: how long a step may take while prompts are computed beside sequences that decode; chunks of the
+        prompts are cut to fit. None takes twice the step without them; 0 is no limit.
     kv_cache_memory_bytes: size of the KV cache; None takes enough for `max_num_seqs` sequences of 1,024 tokens, and
         for one of `max_model_len`, within the free memory.
     threads: of the native pool; 0 takes what the machine allows this process.
@@ -41,6 +43,7 @@ class EngineSettings:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_inter_token_ms: float | None = None
     max_logprobs: int = 20
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
@@ -73,6 +76,10 @@ def _whole(low: int, high: float = math.inf) -> Callable[[object], bool]:
     return lambda v: isinstance(v, int) and not isinstance(v, bool) and low <= v <= high
 
 
+def _at_least_0(v: object) -> bool:
+    return isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v < math.inf
+
+
 def _optional(rule: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda v: v is None or rule(v)
 
@@ -93,6 +100,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "max_model_len": (_optional(_whole(1, 1 << 24)), "a number of tokens from 1 on"),
     "max_num_seqs": (_whole(1, 4096), "from 1 to 4096"),
     "max_num_batched_tokens": (_whole(1, 65536), "from 1 to 65536"),
+    "max_inter_token_ms": (_optional(_at_least_0), "a number of milliseconds, or 0 for no limit"),
     "max_logprobs": (_whole(0, 1 << 20), "from 0 on"),
     "enable_prefix_caching": (_flag, "true or false"),
     "kv_cache_memory_bytes": (_optional(_whole(1)), "a number of bytes"),

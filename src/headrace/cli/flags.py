@@ -32,9 +32,18 @@ def whole_or_auto(given: str | int) -> int | None:
     return None if given in ("auto", "-1") else whole(given)
 
 
+def milliseconds_or_auto(given: str) -> float | None:
+    """A number; ``auto`` leaves it to the engine."""
+    try:
+        return None if given == "auto" else float(given)
+    except ValueError:
+        raise typer.BadParameter(f"{given!r} is no number of milliseconds; write 20, 0 (no limit) or auto") from None
+
+
 # setting: its type, how it is read, what it does
 _COUNT: dict[str, Any] = {"parser": whole, "metavar": "N"}
 _AUTO: dict[str, Any] = {"parser": whole_or_auto, "metavar": "N|auto"}
+_PACE: dict[str, Any] = {"parser": milliseconds_or_auto, "metavar": "MS|auto"}
 ENGINE_FLAGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "revision": (str | None, {}, "Branch, tag or commit of a hub repository."),
     "tokenizer": (str | None, {}, "Another tokenizer than the model's own."),
@@ -42,6 +51,7 @@ ENGINE_FLAGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "max_model_len": (int | None, _AUTO, "Longest prompt and answer together, in tokens."),
     "max_num_seqs": (int, _COUNT, "Sequences that may run at once."),
     "max_num_batched_tokens": (int, _COUNT, "Tokens computed in one step."),
+    "max_inter_token_ms": (float | None, _PACE, "Cut prompts so that streams get tokens this often; 0: never."),
     "max_logprobs": (int, _COUNT, "Most alternatives a request may ask for."),
     "enable_prefix_caching": (bool, {}, "Reuse what prompts have in common."),
     "kv_cache_memory_bytes": (int | None, _AUTO, "Size of the KV cache, such as 2G."),

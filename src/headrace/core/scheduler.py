@@ -5,14 +5,16 @@ invariants that `check` executes. Does not know: tensors, text, clocks, how a st
 
 A step has room for `max_num_batched_tokens`. Sequences that lack one token come first, in the order of (priority,
 arrival); then those that lack more get chunks; then waiting ones are admitted. A chunk that fills the step leaves up to
-half of it to shorter prompts behind, so that these need not wait for the end of a long one. Whoever lacks a page takes
-it from the last in that order, which starts again later, mostly from the prefix cache. The first in order never yields,
-so each step brings it nearer its end and every accepted sequence ends.
+half of it to shorter prompts behind, so that these need not wait for the end of a long one. While some decode, a `Pace`
+may make the step smaller, so that they need not wait long for their next token; `LEAST` tokens stay for the others.
+Whoever lacks a page takes it from the last in that order, which starts again later, mostly from the prefix cache. The
+first in order never yields, so each step brings it nearer its end and every accepted sequence ends.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
@@ -21,6 +23,8 @@ from typing import Literal
 from headrace.base.errors import ContextTooLong, RequestError, SettingError
 from headrace.core.pages import ROOT, Hasher, PagePool, Salt, chain_hash, pack
 from headrace.core.sequence import Finish, Reason, Sequence
+
+LEAST = 16  # tokens of a step that stay for those who lack more than one, whatever the pace
 
 _rank = attrgetter("rank")
 
@@ -99,16 +103,24 @@ class Outcome:
     errors: dict[int, str] = field(default_factory=dict)
 
 
+Pace = Callable[[list[Scheduled], int], int]
+"""(single tokens of a step, position from which a chunk would go on) -> how many tokens of chunks may join them."""
+
+
 class Scheduler:
     """Sequences over time on one pool of pages.
 
-    salt: what the pages' content depends on besides tokens: model, adapter, formats. hasher: see `PagePool`.
+    salt: what the pages' content depends on besides tokens: model, adapter, formats. hasher: see `PagePool`. pace:
+    asked when chunks would join single tokens; None leaves them all of the step.
     preemptions, prefix_queries, prefix_hits: counts since the start; the last two of prompt tokens at first admission.
     """
 
-    def __init__(self, limits: Limits, salt: str = "", *, hasher: Hasher = chain_hash) -> None:
+    def __init__(
+        self, limits: Limits, salt: str = "", *, hasher: Hasher = chain_hash, pace: Pace | None = None
+    ) -> None:
         self.limits = limits
         self.salt = salt
+        self._pace = pace
         self.pool = PagePool(limits.pages, hasher)
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
         self._caching = limits.prefix_caching and limits.kv_cache
@@ -170,6 +182,9 @@ class Scheduler:
         self._open = batch = Batch([], [], [], self._steps)
         self._left = self.limits.max_num_batched_tokens
         others = self._schedule_single(batch)
+        if self._pace is not None and batch.items and (others or self._may_admit()):
+            rows = self._pace(batch.items, others[0].computed if others else 0)
+            self._left = min(self._left, max(rows, LEAST))
         self._short, self._kept = None, 0
         for place, sequence in enumerate(others):
             if self._left and sequence not in batch.preempted:
@@ -350,7 +365,7 @@ class Scheduler:
         static = self.limits.batching == "static"
         if static and not self._running:
             self._places = min(self.limits.max_num_seqs, len(self._waiting))
-        while self._left and self._waiting and len(self._running) < self.limits.max_num_seqs:
+        while self._left and self._may_admit():
             sequence = self._waiting[0]
             if (static and not self._places) or not self._take_prefix(sequence):
                 break
@@ -358,6 +373,9 @@ class Scheduler:
             self._places -= 1
             insort(self._running, sequence, key=_rank)
             self._schedule_chunk(batch, sequence, [])
+
+    def _may_admit(self) -> bool:
+        return bool(self._waiting) and len(self._running) < self.limits.max_num_seqs
 
     def _take_prefix(self, sequence: Sequence) -> bool:
         """Give a sequence the pages that the index has for it, if there is room for the rest as well.

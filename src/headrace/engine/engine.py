@@ -16,8 +16,10 @@ from headrace.core.scheduler import Limits, Scheduler
 from headrace.core.sequence import Finish, Sequence
 from headrace.core.trace import StepTrace
 from headrace.engine.messages import Add, ModelInfo, Stats, Update, WireLogprobs
+from headrace.program.cost import work
 from headrace.runtime.load import LoadedModel
 from headrace.runtime.runner import Runner, StepResult, TokenLogprobs
+from headrace.runtime.times import Pace, StepTimes
 
 _REMEMBERED = 16384  # sequences whose request the trace can still name
 
@@ -41,7 +43,9 @@ class Engine:
             batching=settings.batching,
             kv_cache=settings.kv_cache,
         )
-        self.scheduler = Scheduler(limits, salt=f"{model.fingerprint}:{settings.backend}:{settings.dtype}")
+        self.times = StepTimes(work(model.program, model.sizes))
+        salt = f"{model.fingerprint}:{settings.backend}:{settings.dtype}"
+        self.scheduler = Scheduler(limits, salt=salt, pace=_pace(settings.max_inter_token_ms, self.times, tokens))
         self.runner = Runner(
             model.executor, max_num_seqs=settings.max_num_seqs, context=limits.context, vocab=info.vocab_size
         )
@@ -153,6 +157,7 @@ class Engine:
             self._forget(sequence)
             self._settle(sequence.request)
         self._steps += 1
+        self.times.learn(batch.items, t2 - t1)
         t3 = time.perf_counter()
         self.trace.record(batch, self.scheduler, schedule_s=t1 - t0, run_s=t2 - t1, commit_s=t3 - t2)
         return updates
@@ -221,6 +226,11 @@ class Engine:
 
 def _wire(entry: TokenLogprobs) -> WireLogprobs:
     return entry.token, entry.logprob, entry.rank, entry.top
+
+
+def _pace(milliseconds: float | None, times: StepTimes, tokens: int) -> Pace | None:
+    seconds = None if milliseconds is None else milliseconds / 1000
+    return None if seconds == 0 else Pace(times, seconds, tokens)
 
 
 def context_length(settings: EngineSettings, own: int) -> int:

@@ -30,11 +30,11 @@ class LLM:
     """A loaded model that answers batches of prompts.
 
     model and settings: those of `EngineSettings`, as keywords. Use it as a context manager, or `close` it, to free its
-    memory and threads. Not thread-safe.
+    memory and threads. Not thread-safe. Nobody waits for single tokens here, so `max_inter_token_ms` is 0 unless given.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        self.settings = EngineSettings.of(model, **settings)
+        self.settings = EngineSettings.of(model, **{"max_inter_token_ms": 0, **settings})
         text, self._engine = load(self.settings)
         self._tokenizer, self._template = text.tokenizer, text.template
         self._numbers = itertools.count()

@@ -5,6 +5,7 @@ Counts what grows with the model: weights and the KV cache. Activations stay in 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -104,6 +105,44 @@ def costs(program: Program, sizes: Sizes, load: Load) -> list[Cost]:
 def total(program: Program, sizes: Sizes, load: Load) -> Cost:
     """The cost of the whole step."""
     return sum(costs(program, sizes, load), Cost())
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Layers with the same window (None: all see everything). macs: for each key that a row sees; bytes: of a token."""
+
+    window: int | None
+    macs: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How a step's cost grows with its extents: what `costs` adds up, without a walk over the ops for each step.
+
+    weight_bytes: read by any step. row, logit_row: multiply-adds of each row, and of each row of logits besides.
+    """
+
+    weight_bytes: float
+    row: float
+    logit_row: float
+    attention: tuple[Attention, ...]
+
+
+def work(program: Program, sizes: Sizes) -> Work:
+    """The growth of `costs`. sizes: as there. Experts count with all their bytes."""
+    windows: Counter[int | None] = Counter()
+    read: Counter[int | None] = Counter()
+    for op in program.layers():
+        window = op.attrs["window"] or None
+        windows[window] += 2 * op.attrs["heads"] * op.attrs["head_dim"]
+        read[window] += 4 * op.attrs["kv_heads"] * op.attrs["head_dim"]
+    return Work(
+        weight_bytes=sum(sizes.values()),
+        row=total(program, sizes, Load([1], [0], 0)).macs,
+        logit_row=total(program, sizes, Load([], [], 1)).macs,
+        attention=tuple(Attention(window, windows[window], read[window]) for window in windows),
+    )
 
 
 def kv_bytes_per_token(program: Program, element: float = 2.0) -> float:
