@@ -2,6 +2,7 @@
 // instead). Owes checks of every shape, type and number that a caller can get wrong, so that the kernels need none.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -168,8 +169,8 @@ Out2<float> linear_of(const std::string& isa, const Packed& p, Matrix x, int fir
     {
         nb::gil_scoped_release release;
         in.fill(k);
-        k.linear[static_cast<int>(p.format())](p.panel(first_panel), panels, p.columns(), in.buffers.view, 0, rows,
-                                               padded.data(), 16 * panels);
+        k.linear[static_cast<int>(p.format())](p.panel(first_panel), p.step(), panels, p.columns(), in.buffers.view, 0,
+                                               rows, padded.data(), 16 * panels);
     }
     for (int r = 0; r < rows; r++)
         std::copy_n(padded.data() + size_t(r) * 16 * panels, wanted, out.data + size_t(r) * wanted);
@@ -279,8 +280,8 @@ double time_linear(const std::string& isa, const Packed& p, Matrix x, int panels
     double best = 1e30;
     for (int i = 0; i < repeats; i++) {
         const auto start = std::chrono::steady_clock::now();
-        k.linear[static_cast<int>(p.format())](p.panel(0), panels, p.columns(), in.buffers.view, 0, rows, out.data(),
-                                               16 * panels);
+        k.linear[static_cast<int>(p.format())](p.panel(0), p.step(), panels, p.columns(), in.buffers.view, 0, rows,
+                                               out.data(), 16 * panels);
         best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
     return best;
@@ -308,6 +309,13 @@ void bind_kernels(nb::module_& m) {
             "All zeros at first. room: where it lies, or memory of its own. ValueError: unknown format, sizes that "
             "cannot be, "
             "columns that are no whole blocks. MemoryError: the room is full.")
+        .def_static(
+            "in_turn",
+            [](const std::string& format, int rows, int columns, std::shared_ptr<Room> room) {
+                return Packed::in_turn(format_named(format.c_str()), rows, columns, std::move(room));
+            },
+            "format"_a, "rows"_a, "columns"_a, "room"_a,
+            "Two matrices of one size for work that reads both: their panels lie in turn in the room.")
         .def("pack", &pack, "first"_a, "rows"_a.noconvert(),
              "Packs uint8 [n, row bytes], blocks as in the file, as rows first .. first + n - 1. May run in several "
              "threads at once\n"

@@ -36,10 +36,10 @@ struct ActivationBuffers {
     bool want_bf16 = false, want_q32 = false;
 };
 
-// out[m * out_stride + i] for i in 0 .. 16 * panels: rows of the weight from `packed` on; m in 0 .. rows. Any rows
-// >= 1.
-using LinearFn = void (*)(const uint8_t* packed, int panels, int columns, const Activations& in, int row0, int rows,
-                          float* out, int out_stride);
+// out[m * out_stride + i] for i in 0 .. 16 * panels: rows of the weight from `packed` on, whose panels begin every
+// `step` bytes; m in 0 .. rows. Any rows >= 1.
+using LinearFn = void (*)(const uint8_t* packed, size_t step, int panels, int columns, const Activations& in, int row0,
+                          int rows, float* out, int out_stride);
 
 // One KV split (at most 256 positions) of attention for R query rows that share a kv head. See kernels/attention.inl.
 struct AttendSplit;
@@ -85,6 +85,10 @@ struct KernelTable {
     // out[i] = act(gate[i]) * up[i]; activation 0 silu, 1 gelu (tanh form), 2 gelu (erf form)
     void (*glu)(const float* gate, const float* up, int n, int activation, float* out);
     void (*add)(const float* x, const float* y, int n, float* out);
+    // out [rows][columns], rows `stride` floats apart: adds bias [columns] to each row, then add [rows]; either may be
+    // null
+    void (*add_rows)(float* out, size_t stride, int rows, int columns, const float* bias, const float* add,
+                     size_t add_stride);
     void (*scale)(const float* x, float factor, int n, float* out);
     void (*softcap)(const float* x, float cap, int n, float* out);
     // Turns pairs (i, i + rotary/2) of `heads` heads in place; cos, sin [rotary/2]

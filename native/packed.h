@@ -3,6 +3,7 @@
 #pragma once
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -98,10 +99,21 @@ class Packed {
         if (columns % f.block)
             throw std::invalid_argument(std::string(f.name) + " has blocks of " + std::to_string(f.block) +
                                         " values; " + std::to_string(columns) + " columns are no whole number of them");
-        panel_bytes_ = headrace::panel_bytes(format, columns);
+        step_ = panel_bytes_ = headrace::panel_bytes(format, columns);
         bytes_ = packed_bytes(format, rows, columns);
         if (!room_) arena_ = Arena(bytes_);
         data_ = room_ ? room_->take(bytes_) : arena_.data();
+    }
+
+    // Two matrices of one size for work that reads both together: their panels lie in turn, so that it reads one stream
+    // of memory (one after the other where panels are no whole cache lines).
+    static std::pair<Packed, Packed> in_turn(Format format, int rows, int columns, std::shared_ptr<Room> room) {
+        Packed first(format, rows, columns, room), second(format, rows, columns, std::move(room));
+        if (first.panel_bytes_ % 64 == 0) {  // and so the second begins where the first ends
+            first.step_ = second.step_ = 2 * first.panel_bytes_;
+            second.data_ = first.data_ + first.panel_bytes_;
+        }
+        return {std::move(first), std::move(second)};
     }
 
     // Rows first .. first + count - 1, `row_bytes()` each, one after the other.
@@ -109,7 +121,13 @@ class Packed {
         if (first < 0 || count < 0 || first > rows_ || count > rows_ - first)
             throw std::out_of_range("rows " + std::to_string(first) + " to " + std::to_string(int64_t(first) + count) +
                                     " do not lie in a matrix of " + std::to_string(rows_) + " rows");
-        pack_rows(format_, src, row_bytes(), rows_, columns_, first, count, data_);
+        if (step_ == panel_bytes_) return pack_rows(format_, src, row_bytes(), rows_, columns_, first, count, data_);
+        for (int row = first; row < first + count;) {
+            const int n = std::min(kLanes - row % kLanes, first + count - row);
+            pack_rows(format_, src + (row - first) * row_bytes(), row_bytes(), rows_, columns_, row % kLanes, n,
+                      data_ + row / kLanes * step_);
+            row += n;
+        }
     }
 
     // out [columns]
@@ -117,7 +135,7 @@ class Packed {
         if (row < 0 || row >= rows_)
             throw std::out_of_range("row " + std::to_string(row) + " does not lie in a matrix of " +
                                     std::to_string(rows_) + " rows");
-        headrace::unpack_row(format_, data_, rows_, columns_, row, out);
+        headrace::unpack_row(format_, panel(row / kLanes), rows_, columns_, row % kLanes, out);
     }
 
     Format format() const { return format_; }
@@ -129,13 +147,14 @@ class Packed {
         return size_t(columns_ / info(format_).block) * info(format_).block_bytes;
     }  // in the file's layout
     size_t panel_bytes() const { return panel_bytes_; }
-    const uint8_t* panel(int i) const { return data_ + size_t(i) * panel_bytes_; }
+    size_t step() const { return step_; }  // bytes from a panel to the next
+    const uint8_t* panel(int i) const { return data_ + size_t(i) * step_; }
 
   private:
     static constexpr int kMost = 1 << 26;
     Format format_;
     int rows_, columns_;
-    size_t panel_bytes_ = 0, bytes_ = 0;
+    size_t panel_bytes_ = 0, step_ = 0, bytes_ = 0;
     std::shared_ptr<Room> room_;
     Arena arena_;
     uint8_t* data_ = nullptr;

@@ -18,28 +18,28 @@ void RowPhase::run(const Here& here) {
 namespace {
 
 constexpr size_t kLargestUnit = 64 << 10;
-constexpr size_t kWarmBytes = 4 << 10;
+constexpr size_t kMostAhead = 256 << 10;
 constexpr int kRowBlock = 64;  // rows whose outputs stay in the cache between kernel and epilogue
 
-void add_rows(const KernelTable& k, const Epilogue& e, View out, int column, int columns, int row, int rows) {
-    for (int r = row; r < row + rows; r++) {
-        float* o = out.row(r) + column;
-        if (!e.bias.empty()) k.add(o, e.bias.data() + column, columns, o);
-        if (e.add.data) k.add(o, e.add.row(r) + column, columns, o);
-        if (e.maxima.data) k.block_max(o, columns / kSampleBlock, e.maxima.row(r) + column / kSampleBlock);
-    }
+void finish_unit(const KernelTable& k, const Epilogue& e, View out, int column, int columns, int row, int rows) {
+    if (!e.bias.empty() || e.add.data)
+        k.add_rows(out.row(row) + column, out.stride, rows, columns, e.bias.empty() ? nullptr : e.bias.data() + column,
+                   e.add.data ? e.add.row(row) + column : nullptr, e.add.stride);
+    if (!e.maxima.data) return;
+    for (int r = row; r < row + rows; r++)
+        k.block_max(out.row(r) + column, columns / kSampleBlock, e.maxima.row(r) + column / kSampleBlock);
 }
 
-// Asks for the first bytes of a panel, as many as its kernel does not ask for in time itself.
-void warm_panels(const Piece& p, int panel) {
-    const uint8_t* from = p.data + size_t(panel) * p.panel_bytes;
-    for (size_t i = 0; i < std::min(kWarmBytes, p.panel_bytes); i += 64) __builtin_prefetch(from + i);
+// Panels `first` .. `end - 1` of a piece, or as many as a thread could ask for while it waits.
+Ahead panels_ahead(const Piece& p, int first, int end) {
+    const uint8_t* at = p.panel(first);
+    return {at, at + std::min(kMostAhead, (end - first) * p.step)};
 }
 
 // The last panel of a piece whose rows are no multiple of 16 must not write beyond them.
 void ragged_panel(const Piece& p, int panel, const Activations& in, int row, int rows, View out) {
     float wide[kRowBlock * kLanes];
-    p.kernel(p.data + size_t(panel) * p.panel_bytes, 1, p.columns, in, row, rows, wide, kLanes);
+    p.run(panel, 1, in, row, rows, wide, kLanes);
     const int first = panel * kLanes;
     for (int r = 0; r < rows; r++)
         memcpy(out.row(row + r) + p.first + first, wide + r * kLanes, sizeof(float) * (p.rows - first));
@@ -52,10 +52,9 @@ void run_unit(const KernelTable& k, const Piece& p, const Unit& u, const Activat
     for (int end = row + rows; row < end; row += kRowBlock) {
         const int n = std::min(kRowBlock, end - row);
         if (whole > 0)
-            p.kernel(p.data + size_t(u.panel) * p.panel_bytes, whole, p.columns, in, row, n,
-                     out.row(row) + p.first + u.panel * kLanes, static_cast<int>(out.stride));
+            p.run(u.panel, whole, in, row, n, out.row(row) + p.first + u.panel * kLanes, static_cast<int>(out.stride));
         if (whole < u.panels) ragged_panel(p, u.panel + u.panels - 1, in, row, n, out);
-        add_rows(k, e, out, p.first + u.panel * kLanes, columns, row, n);
+        finish_unit(k, e, out, p.first + u.panel * kLanes, columns, row, n);
     }
 }
 
@@ -110,9 +109,12 @@ void LinearPhase::run(const Here& here) {
         run_unit(here.kernels(), pieces_[units_[i].piece], units_[i], in_->buffers.view, 0, rows, out_, epilogue_);
 }
 
-void LinearPhase::warm(const Here& here) const {
-    const int i = runs_.first(here.thread);
-    if (i >= 0) warm_panels(pieces_[units_[i].piece], units_[i].panel);
+Ahead LinearPhase::ahead(const Here& here) const {
+    const auto [first, end] = runs_.left(here.thread);
+    if (first >= end) return {};
+    const Unit &from = units_[first], &last = units_[end - 1];
+    const Piece& p = pieces_[from.piece];
+    return panels_ahead(p, from.panel, from.piece == last.piece ? last.panel + last.panels : p.panels());
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -136,12 +138,13 @@ void GatedPhase::run(const Here& here) {
     const Activations& in = in_->buffers.view;
     alignas(64) float gate[kRowBlock * kUnit], up[kRowBlock * kUnit];
     for (int u; (u = runs_.take(here.thread, here.live.threads == 1)) >= 0;) {
-        const int first = u * kUnit, width = std::min(kUnit, gate_.rows - first), panels = width / kLanes;
-        const size_t panel = first / kLanes;
+        const int first = u * kUnit, width = std::min(kUnit, gate_.rows - first);
         for (int row = 0; row < rows; row += kRowBlock) {
             const int n = std::min(kRowBlock, rows - row);
-            gate_.kernel(gate_.data + panel * gate_.panel_bytes, panels, gate_.columns, in, row, n, gate, kUnit);
-            up_.kernel(up_.data + panel * up_.panel_bytes, panels, up_.columns, in, row, n, up, kUnit);
+            for (int i = 0; i < width; i += kLanes) {  // in turn, as they lie in memory
+                gate_.run((first + i) / kLanes, 1, in, row, n, gate + i, kUnit);
+                up_.run((first + i) / kLanes, 1, in, row, n, up + i, kUnit);
+            }
             for (int r = 0; r < n; r++) {
                 float* g = gate + r * kUnit;
                 here.kernels().glu(g, up + r * kUnit, width, activation_, g);
@@ -151,11 +154,10 @@ void GatedPhase::run(const Here& here) {
     }
 }
 
-void GatedPhase::warm(const Here& here) const {
-    const int u = runs_.first(here.thread);
-    if (u < 0) return;
-    warm_panels(gate_, u * (kUnit / kLanes));
-    warm_panels(up_, u * (kUnit / kLanes));
+Ahead GatedPhase::ahead(const Here& here) const {
+    const auto [first, end] = runs_.left(here.thread);
+    if (first >= end) return {};
+    return panels_ahead(gate_, first * (kUnit / kLanes), std::min(end * (kUnit / kLanes), gate_.panels()));
 }
 
 // ---------------------------------------------------------------------------------------------------------------
@@ -276,14 +278,14 @@ void AttendPhase::finish(const Here& here, const Crowd::Tile& tile, int r, const
                     (tile.head + r % tile.heads) * layer_.head_dim);
 }
 
-void AttendPhase::warm(const Here& here) const {
+Ahead AttendPhase::ahead(const Here& here) const {
     const auto& items = crowd_->items;
-    if (here.thread >= static_cast<int>(items.size())) return;
+    if (here.thread >= static_cast<int>(items.size())) return {};
     const Crowd::Tile& tile = crowd_->tiles[items[here.thread].tile];
     const int split = std::max(items[here.thread].split, tile.split);
     const int page = here.live.step->table(tile.sequence)[split * (kSplitTokens / kPageTokens)];
     const uint8_t* from = layer_.head(tile.kv_head) + size_t(page) * layer_.page_stride;
-    for (size_t i = 0; i < head_page_bytes(layer_.head_dim); i += 64) __builtin_prefetch(from + i);
+    return {from, from + head_page_bytes(layer_.head_dim)};
 }
 
 namespace {

@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "kernels.h"
 #include "packed.h"
+#include "pool.h"
 #include "sampler.h"
 #include "step.h"
 
@@ -73,8 +74,8 @@ class Phase {
     virtual ~Phase() = default;
     virtual void run(const Here& here) = 0;
     virtual void rewind() {}  // by one thread, when no thread is in it
-    // By every thread before it waits for the others to come here: asks for the first bytes that `run` will read.
-    virtual void warm(const Here&) const {}
+    // What a thread will read first in `run`, to be asked for while it waits for the others to come here.
+    virtual Ahead ahead(const Here&) const { return {}; }
     const std::string name;
     double seconds = 0;  // of thread 0, waiting included, while the plan is profiled
     long runs = 0;
@@ -102,10 +103,10 @@ class Runs {
             runs_[t].left.store(pack(int64_t(units) * t / n, int64_t(units) * (t + 1) / n), std::memory_order_relaxed);
     }
     int threads() const { return static_cast<int>(runs_.size()); }
-    // Where a thread will begin, or -1.
-    int first(int thread) const {
+    // A thread's units that are left: first, one past the last.
+    std::pair<int, int> left(int thread) const {
         const uint64_t now = runs_[thread].left.load(std::memory_order_relaxed);
-        return (now >> 32) < static_cast<uint32_t>(now) ? static_cast<int>(now >> 32) : -1;
+        return {static_cast<int>(now >> 32), static_cast<int>(static_cast<uint32_t>(now))};
     }
     // The thread's next unit, or -1 when there is none anywhere. alone: no other thread takes any.
     int take(int thread, bool alone) {
@@ -166,10 +167,15 @@ struct Prepared {
 struct Piece {
     LinearFn kernel;
     const uint8_t* data;
-    size_t panel_bytes;
+    size_t panel_bytes, step;  // of a panel; from one to the next
     int rows, columns;
     int first;  // output column of row 0
     int panels() const { return (rows + kLanes - 1) / kLanes; }
+    const uint8_t* panel(int i) const { return data + i * step; }
+    // Panels `panel` .. `panel + n - 1` times rows row .. row + rows - 1, to `out`, `stride` floats a row.
+    void run(int panel, int n, const Activations& in, int row, int rows, float* out, int stride) const {
+        kernel(this->panel(panel), step, n, columns, in, row, rows, out, stride);
+    }
 };
 
 // What is done to a linear's outputs while they are in the cache.
@@ -194,7 +200,7 @@ class LinearPhase : public Phase {
                 View out, Epilogue epilogue, int threads);
     void run(const Here& here) override;
     void rewind() override { runs_.deal(static_cast<int>(units_.size())); }
-    void warm(const Here& here) const override;
+    Ahead ahead(const Here& here) const override;
     // Whether it could give the maxima of `logits`, which it computes. Then it will.
     bool give_maxima(View logits, View maxima);
 
@@ -219,7 +225,7 @@ class GatedPhase : public Phase {
                const Prepared* into, int threads);
     void run(const Here& here) override;
     void rewind() override { runs_.deal((gate_.rows + kUnit - 1) / kUnit); }
-    void warm(const Here& here) const override;
+    Ahead ahead(const Here& here) const override;
 
   private:
     static constexpr int kUnit = 64;  // outputs at once: two streams of weights are changed between less often
@@ -321,7 +327,7 @@ class AttendPhase : public Phase {
           softcap_(softcap) {}
     void run(const Here& here) override;
     void rewind() override { tickets_.rewind(); }
-    void warm(const Here& here) const override;
+    Ahead ahead(const Here& here) const override;
 
   private:
     AttendSplit work_for(const Here& here, const Crowd::Tile& tile) const;

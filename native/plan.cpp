@@ -16,12 +16,19 @@ void require(bool right, const std::string& what) {
     if (!right) throw std::invalid_argument("plan: " + what);
 }
 
-constexpr int kShortStep = 32;                       // rows
-constexpr int kManyWaits = 4;                        // sleeps of a step that tell of company
-constexpr int kLeastAlone = 8, kMostAlone = 128;     // steps
+constexpr int kShortStep = 32;                    // rows
+constexpr int kWarmLines = 64;                    // of the next phase, asked for before a thread says that it has come
+constexpr int kManyWaits = 4;                     // sleeps of a step that tell of company
+constexpr int kLeastAlone = 8, kMostAlone = 128;  // steps
 constexpr int kMostRows = 1 << 24, kMost = 1 << 30;  // of a step; of anything else that is counted
 
 int padded(int n, int to) { return (n + to - 1) / to * to; }
+
+// Elements from a row to the next: whole cache lines, an odd number of them, so that the same column of many rows
+// does not fall into a few sets of a cache.
+int apart(int columns, int elements_a_line) {
+    return (padded(columns, elements_a_line) / elements_a_line | 1) * elements_a_line;
+}
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
@@ -111,7 +118,7 @@ void Plan::route_to(int choices) {
 
 int Plan::buffer(int width, Extent extent) {
     require(width > 0, "a buffer needs at least one column");
-    const size_t stride = padded(width, 16);
+    const size_t stride = apart(width, 16);
     buffers_.push_back({Arena(sizeof(float) * stride * rows_of(extent)), stride, width, extent});
     return static_cast<int>(buffers_.size()) - 1;
 }
@@ -139,19 +146,19 @@ int Plan::prepared(int columns, Extent extent, bool f32, bool bf16, bool q32) {
     inputs_.push_back({{}, columns, extent});
     Prepared& p = inputs_.back().prepared;
     Activations& a = p.buffers.view;
-    const size_t rows = rows_of(extent), wide = padded(columns, 32), blocks = wide / 32;
+    const size_t rows = rows_of(extent), blocks = padded(columns, 32) / 32;
     const auto take = [&](size_t elements, auto* kind) {
         p.memory.emplace_back(rows * elements * sizeof(*kind));
         return reinterpret_cast<decltype(kind)>(p.memory.back().data());
     };
     a.columns = columns;
-    a.f32_stride = a.bf16_stride = a.q_stride = static_cast<int>(wide);
+    a.f32_stride = apart(columns, 16), a.bf16_stride = apart(columns, 32), a.q_stride = apart(columns, 64);
     a.blocks_stride = static_cast<int>(blocks);
     p.buffers.want_bf16 = bf16, p.buffers.want_q32 = q32;
-    if (f32) a.f32 = p.f32 = take(wide, static_cast<float*>(nullptr));
-    if (bf16) a.bf16 = take(wide, static_cast<uint16_t*>(nullptr));
+    if (f32) a.f32 = p.f32 = take(a.f32_stride, static_cast<float*>(nullptr));
+    if (bf16) a.bf16 = take(a.bf16_stride, static_cast<uint16_t*>(nullptr));
     if (q32) {
-        a.q32 = take(wide, static_cast<int8_t*>(nullptr));
+        a.q32 = take(a.q_stride, static_cast<int8_t*>(nullptr));
         a.d32 = take(blocks, static_cast<float*>(nullptr));
         a.sum32 = take(blocks, static_cast<int32_t*>(nullptr));
         a.s32 = take(blocks, static_cast<float*>(nullptr));
@@ -302,7 +309,8 @@ std::vector<Piece> Plan::pieces(const std::vector<PieceRef>& refs, const Input& 
         LinearFn kernel = kernels_->linear[static_cast<int>(packed->format())];
         if (wide(packed->format(), a)) kernel = kernels_->linear_bf16_exact;
         require(kernel, std::string("no kernel for ") + info(packed->format()).name);
-        all.push_back({kernel, packed->panel(row / kLanes), packed->panel_bytes(), rows, packed->columns(), first});
+        all.push_back({kernel, packed->panel(row / kLanes), packed->panel_bytes(), packed->step(), rows,
+                       packed->columns(), first});
         first += rows;
     }
     require(first == width, "a weight's rows must be the width of what it gives");
@@ -454,8 +462,9 @@ void Plan::sweep(const std::vector<std::unique_ptr<Phase>>& phases, const Here& 
     for (size_t i = 0; i < phases.size(); i++) {
         const auto& phase = phases[i];
         phase->run(here);
-        if (i + 1 < phases.size()) phases[i + 1]->warm(here);
-        pool_.barrier(here.thread);
+        Ahead ahead = i + 1 < phases.size() ? phases[i + 1]->ahead(here) : Ahead{};
+        for (int lines = 0; lines < kWarmLines; lines += 4) ahead.ask();
+        pool_.barrier(here.thread, ahead);
         if (here.thread != 0) continue;
         phase->rewind();  // nobody comes back to it before the next barrier
         if (!profiling_) continue;

@@ -55,10 +55,13 @@ void Epoch::advance(uint32_t to) {
     if (sleepers_.load(std::memory_order_seq_cst)) wake_all(value_);
 }
 
-bool Epoch::await(uint32_t at_least, int spins) const {
+bool Epoch::await(uint32_t at_least, int spins, Ahead& ahead) const {
     for (int i = 0; i < spins; i++) {
         if (reached(now(), at_least)) return false;
-        relax();
+        if (ahead.at < ahead.end)
+            ahead.ask();
+        else
+            relax();
     }
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     for (uint32_t seen; !reached(seen = value_.load(std::memory_order_seq_cst), at_least);) sleep_while(value_, seen);
@@ -128,18 +131,19 @@ void Pool::run_alone(Job job, void* context) {
 
 // Everyone announces itself on its own line and looks at all the others: one cache miss of delay with few threads, and
 // with many the misses overlap.
-void Pool::barrier(int thread) {
+void Pool::barrier(int thread, Ahead ahead) {
     if (alone_) return;
     Seat& mine = seats_[thread];
     const uint32_t round = ++mine.passed;
     mine.arrived.advance(round);
     for (int t = 0; t < threads_; t++)
-        if (t != thread && seats_[t].arrived.await(round, spins_) && thread == 0) long_waits_++;
+        if (t != thread && seats_[t].arrived.await(round, spins_, ahead) && thread == 0) long_waits_++;
 }
 
 void Pool::work(int thread) {
     for (uint32_t round = 1;; round++) {
-        start_.await(round, spins_ == kSpins ? kStartSpins : spins_);
+        Ahead nothing;
+        start_.await(round, spins_ == kSpins ? kStartSpins : spins_, nothing);
         if (!job_) return;
         job_(context_, thread);
         barrier(thread);

@@ -10,12 +10,22 @@
 
 namespace headrace {
 
+// Memory that a thread will read next, to be asked for while it waits: [at, end).
+struct Ahead {
+    const uint8_t* at = nullptr;
+    const uint8_t* end = nullptr;
+    void ask() {  // for a few lines; into the second cache, which the wait may fill
+        for (int i = 0; i < 4 && at < end; i++, at += 64) __builtin_prefetch(at, 0, 2);
+    }
+};
+
 // A counter on a cache line of its own that one thread advances and others wait for.
 class Epoch {
   public:
     void advance(uint32_t to);  // to: larger than before; wakes those asleep
     // Returns when the counter has reached `at_least`: whether the wait was so long that it slept.
-    bool await(uint32_t at_least, int spins) const;
+    // Meanwhile it asks for what lies ahead.
+    bool await(uint32_t at_least, int spins, Ahead& ahead) const;
     uint32_t now() const { return value_.load(std::memory_order_acquire); }
 
   private:
@@ -39,7 +49,7 @@ class Pool {
     // exist there.
     void run(Job job, void* context);
     // Called by every thread of a running job, equally often: nobody passes before all have come.
-    void barrier(int thread);
+    void barrier(int thread, Ahead ahead = {});
     // Runs job(context, 0) on the caller alone; its barriers are open. Throws after a fork, as `run` does.
     void run_alone(Job job, void* context);
     int threads() const { return threads_; }

@@ -410,10 +410,9 @@ struct RowsFloat {
 };
 
 // Panels outside, tiles of rows inside: a panel comes from memory once and from the cache for every further tile.
-template <class Rows, headrace::Format Which>
-void linear(const uint8_t* packed, int panels, int columns, const Activations& in, int row0, int rows, float* out,
-            int stride) {
-    const size_t bytes = headrace::panel_bytes(Which, columns);
+template <class Rows>
+void linear(const uint8_t* packed, size_t bytes, int panels, int columns, const Activations& in, int row0, int rows,
+            float* out, int stride) {
     for (int p = 0; p < panels; p += Rows::kGroup) {
         const int group = panels - p < Rows::kGroup ? panels - p : Rows::kGroup;
         const Tile* tile = Rows::kTiles;
@@ -430,18 +429,18 @@ void linear(const uint8_t* packed, int panels, int columns, const Activations& i
 static void fill_linear(headrace::KernelTable& t) {
     using namespace lin;
     using F = headrace::Format;
-    t.linear[(int)F::F32] = linear<RowsFloat<Single>, F::F32>;
-    t.linear[(int)F::F16] = linear<RowsFloat<Half>, F::F16>;
-    t.linear[(int)F::BF16] = linear<RowsFloat<Brain>, F::BF16>;
-    t.linear_bf16_exact = linear<RowsFloat<BrainExact>, F::BF16>;
-    t.linear[(int)F::Q4_0] = linear<RowsQuants<Block32<Nibbles, 3, false>>, F::Q4_0>;
-    t.linear[(int)F::Q4_1] = linear<RowsQuants<Block32<Nibbles, kNoZero, true>>, F::Q4_1>;
-    t.linear[(int)F::Q5_0] = linear<RowsQuants<Block32<Fives, 4, false>>, F::Q5_0>;
-    t.linear[(int)F::Q5_1] = linear<RowsQuants<Block32<Fives, kNoZero, true>>, F::Q5_1>;
-    t.linear[(int)F::Q8_0] = linear<RowsQuants<Block32<Eights, kEightsZero, false>>, F::Q8_0>;
-    t.linear[(int)F::Q4_K] = linear<RowsQuants<Block256Affine<Nibbles>>, F::Q4_K>;
-    t.linear[(int)F::Q5_K] = linear<RowsQuants<Block256Affine<Fives>>, F::Q5_K>;
-    t.linear[(int)F::Q6_K] = linear<RowsQuants<Block256Signed>, F::Q6_K>;
+    t.linear[(int)F::F32] = linear<RowsFloat<Single>>;
+    t.linear[(int)F::F16] = linear<RowsFloat<Half>>;
+    t.linear[(int)F::BF16] = linear<RowsFloat<Brain>>;
+    t.linear_bf16_exact = linear<RowsFloat<BrainExact>>;
+    t.linear[(int)F::Q4_0] = linear<RowsQuants<Block32<Nibbles, 3, false>>>;
+    t.linear[(int)F::Q4_1] = linear<RowsQuants<Block32<Nibbles, kNoZero, true>>>;
+    t.linear[(int)F::Q5_0] = linear<RowsQuants<Block32<Fives, 4, false>>>;
+    t.linear[(int)F::Q5_1] = linear<RowsQuants<Block32<Fives, kNoZero, true>>>;
+    t.linear[(int)F::Q8_0] = linear<RowsQuants<Block32<Eights, kEightsZero, false>>>;
+    t.linear[(int)F::Q4_K] = linear<RowsQuants<Block256Affine<Nibbles>>>;
+    t.linear[(int)F::Q5_K] = linear<RowsQuants<Block256Affine<Fives>>>;
+    t.linear[(int)F::Q6_K] = linear<RowsQuants<Block256Signed>>;
 }
 
 }  // namespace

@@ -154,6 +154,18 @@ static void add(const float* x, const float* y, int n, float* out) {
     each_pair(x, y, n, out, [](VF a, VF b) { return a + b; });
 }
 
+static void add_rows(float* out, size_t stride, int rows, int columns, const float* bias, const float* more,
+                     size_t more_stride) {
+    for (int r = 0; r < rows; r++, out += stride, more += more_stride)
+        for (int i = 0; i < columns; i += 16) {
+            const int n = columns - i;
+            VF x = load_part(out + i, n);
+            if (bias) x = x + load_part(bias + i, n);
+            if (more) x = x + load_part(more + i, n);
+            store_part(out + i, x, n);
+        }
+}
+
 static void scale(const float* x, float factor, int n, float* out) {
     each(x, n, out, [factor](VF v) { return v * set1(factor); });
 }
@@ -183,6 +195,7 @@ static void fill_rows(headrace::KernelTable& t) {
     t.prepare = rows::prepare;
     t.glu = rows::glu;
     t.add = rows::add;
+    t.add_rows = rows::add_rows;
     t.scale = rows::scale;
     t.softcap = rows::softcap;
     t.rope = rows::rope;

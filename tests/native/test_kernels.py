@@ -108,6 +108,27 @@ def test_parts_pack_in_any_order_and_from_two_threads(name: str) -> None:
     assert all(same(whole.unpack_row(i), parts.unpack_row(i)) for i in range(50))
 
 
+@all_formats
+@given(rows=st.integers(1, 50), number=st.integers(1, 3), seed=seeds)
+@settings(max_examples=12, deadline=None)
+def test_matrices_in_turn_are_as_those_apart(name: str, rows: int, number: int, seed: int) -> None:
+    columns, rng = columns_of(name, number), generator(seed)
+    room = native.Room(2 * native.Packed(name, rows, columns).nbytes + 64)
+    x = floats(rng, 3, columns)
+    pairs = [
+        (weight(name, rows, columns, rng)[0], packed) for packed in native.Packed.in_turn(name, rows, columns, room)
+    ]
+    for apart, packed in pairs:
+        raw = blocks.pack_random(FORMATS[name], rows, columns, rng)
+        apart.pack(0, raw)
+        cut = rng.integers(0, rows + 1)
+        packed.pack(cut, raw[cut:])
+        packed.pack(0, raw[:cut])
+    for apart, packed in pairs:
+        assert same(native.linear(BEST, apart, x), native.linear(BEST, packed, x))
+        assert all(same(apart.unpack_row(i), packed.unpack_row(i)) for i in range(rows))
+
+
 def test_a_packed_matrix_takes_about_the_bytes_of_its_file() -> None:
     for name, f in FORMATS.items():
         packed = native.Packed(name, 32, 512)

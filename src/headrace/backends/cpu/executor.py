@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace._native import Plan, isa_names
 from headrace.backends import Limits
-from headrace.backends.cpu.lower import Lowering
+from headrace.backends.cpu.lower import Lowering, gated_weights
 from headrace.backends.cpu.threads import default_threads
 from headrace.backends.cpu.weights import Loaded, load
 from headrace.base.errors import CapacityError, EngineError, SettingError
@@ -90,7 +90,9 @@ class CpuExecutor:
         _check_memory(sum(_layer_bytes(*layer) for layer in layers), limits.pages)
         try:
             routers = frozenset(op.weights[0] for op in program.ops if op.kind == "route")
-            self._weights: Loaded | None = load(program.weights.values(), weights, self.threads, exact=routers)
+            self._weights: Loaded | None = load(
+                program.weights.values(), weights, self.threads, exact=routers, halved=gated_weights(program)
+            )
             self._plan: Plan | None = self._make_plan(limits, layers)
             self._lowering = Lowering(self._plan, program, self._weights, merge, limits.context, bf16)
             self._lowering.lower()

@@ -112,7 +112,7 @@ class Lowering:
                 self.give_input_back(held, value.width, extent)
 
     def readers(self, value: Value) -> list[Op]:
-        return [op for op in self.program.ops if any(v.id == value.id for v in op.inputs)]
+        return _readers(self.program, value)
 
     # --- inputs of linears ---
 
@@ -190,6 +190,10 @@ class Lowering:
         return self._layers[op.attrs["layer"]]
 
 
+def _readers(program: Program, value: Value) -> list[Op]:
+    return [op for op in program.ops if any(v.id == value.id for v in op.inputs)]
+
+
 def _embed(to: Lowering, op: Op) -> None:
     table = [packed for packed, _, _ in to.pieces(op)]
     to.plan.embed(table, op.attrs["scale"], to.new(op.outputs[0]))
@@ -205,19 +209,31 @@ def _linear(to: Lowering, op: Op) -> None:
         to.linear(op, to.new(op.outputs[0]))
 
 
+def _glu_of(program: Program, op: Op) -> Op | None:
+    """The glu that alone reads what a linear without bias or residual gives."""
+    readers = _readers(program, op.outputs[0])
+    plain = op.kind == "linear" and len(op.inputs) + len(op.weights) == 2
+    return readers[0] if plain and [r.kind for r in readers] == ["glu"] else None
+
+
+def gated_weights(program: Program) -> frozenset[str]:
+    """Weights whose halves are a gate and what it lets through."""
+    return frozenset(op.weights[0] for op in program.ops if _glu_of(program, op))
+
+
 def _gated(to: Lowering, op: Op) -> bool:
     """The linear, the glu that alone reads it and the preparation of what that gives, as one phase, if it can be."""
-    readers = to.readers(op.outputs[0])
-    if len(readers) != 1 or readers[0].kind != "glu" or len(op.inputs) + len(op.weights) != 2:
+    glu = _glu_of(to.program, op)
+    if glu is None:
         return False
     halves = halves_of(to.pieces(op))
-    gated = readers[0].outputs[0]
+    gated = glu.outputs[0]
     if halves is None or gated.width % 32:
         return False
     into = to.prepared_by_its_op(gated)
     if into < 0:
         return False
-    activation = ACTIVATIONS[readers[0].attrs["activation"]]
+    activation = ACTIVATIONS[glu.attrs["activation"]]
     to.plan.gated(f"gated {op.weights[0]}", to.prepare(op.inputs[0]), *halves, activation, into)
     return True
 

@@ -70,6 +70,10 @@ class _Packer:
     def packed(self, part: Part, first: int, rows: int, columns: int) -> Packed:
         """Rows of a part, packed by all threads."""
         packed = Packed(part.format.name, rows, columns, self.room)
+        self.fill(packed, part, first, rows)
+        return packed
+
+    def fill(self, packed: Packed, part: Part, first: int, rows: int) -> None:
         step = max(PANEL, CHUNK_BYTES // max(1, packed.row_bytes) // PANEL * PANEL)
 
         def pack(row: int) -> None:
@@ -79,19 +83,25 @@ class _Packer:
             pack(0)
         else:
             list(self.pool.map(pack, range(0, rows, step)))
-        return packed
 
 
-def load(weights: Iterable[Weight], source: WeightSource, threads: int, exact: frozenset[str] = frozenset()) -> Loaded:
+def load(
+    weights: Iterable[Weight],
+    source: WeightSource,
+    threads: int,
+    exact: frozenset[str] = frozenset(),
+    halved: frozenset[str] = frozenset(),
+) -> Loaded:
     """Packs one weight after the other and lets go of each one's bytes in the file.
 
-    exact: weights that are kept in float32, so that nothing rounds their inputs.
+    exact: weights that are kept in float32, so that nothing rounds their inputs. halved: those whose upper and lower
+    half are used together: two pieces, whose panels lie in turn if both have one format.
     """
     loaded, all_weights = Loaded({}, {}), list(weights)
     room = Room(sum(map(_most_bytes, all_weights)))
     with ThreadPoolExecutor(threads) as pool:
         for weight in all_weights:
-            _load_one(weight, source, loaded, _Packer(room, pool), weight.name in exact)
+            _load_one(weight, source, loaded, _Packer(room, pool), weight.name in exact, weight.name in halved)
     return loaded
 
 
@@ -102,7 +112,7 @@ def _most_bytes(weight: Weight) -> int:
     return panels * PANEL * (weight.columns + 2) * 4
 
 
-def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, packer: _Packer, exact: bool) -> None:
+def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, packer: _Packer, exact: bool, halved: bool) -> None:
     if weight.name in loaded.matrices:
         return
     data = source.load(weight.name)
@@ -113,7 +123,9 @@ def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, packer: _Pac
         loaded.vectors[weight.name] = np.ascontiguousarray(values, np.float32)
     else:
         shared = loaded.matrices.get(data.same_as) if data.same_as else None
-        loaded.matrices[weight.name] = shared or _pack(weight, data, packer)
+        loaded.matrices[weight.name] = (
+            shared or (_pack_halves(weight, data, packer) if halved else None) or _pack(weight, data, packer)
+        )
         if data.same_as:
             loaded.matrices[data.same_as] = loaded.matrices[weight.name]
     source.release(weight.name)
@@ -122,6 +134,18 @@ def _load_one(weight: Weight, source: WeightSource, loaded: Loaded, packer: _Pac
 def _as_floats(part: Part) -> Part:
     values = dequantize(part.format, np.ascontiguousarray(part.data)).astype("<f4")
     return Part(F32, values.view(np.uint8).reshape(len(values), -1))
+
+
+def _pack_halves(weight: Weight, data: WeightData, packer: _Packer) -> Matrix | None:
+    """The halves with their panels in turn; None if they are no whole panels of one format."""
+    rows, odd = divmod(weight.rows, 2)
+    counts = [len(p.data) for p in data.parts]
+    if odd or rows % PANEL or counts not in ([rows, rows], [2 * rows]) or len({p.format for p in data.parts}) > 1:
+        return None
+    halves = Packed.in_turn(data.parts[0].format.name, rows, weight.columns, packer.room)
+    for i, half in enumerate(halves):
+        packer.fill(half, data.parts[i % len(counts)], (i - i % len(counts)) * rows, rows)
+    return Matrix((tuple((half, 0, rows) for half in halves),))
 
 
 def _pack(weight: Weight, data: WeightData, packer: _Packer) -> Matrix:
