@@ -1,8 +1,11 @@
-"""Cost of the scheduler in a step: microseconds of schedule + commit with 64 sequences that decode.
+"""Cost of Python in a step: microseconds with 64 sequences that decode, in a loop that does nothing else.
 
-    PYTHONPATH=src python bench/core_step.py [sequences] [steps]
+    python bench/core_step.py [sequences] [steps]
 
-The mean holds page turns: every 32nd token of a sequence takes a page and hashes one. Design limit: 60 us at 64.
+First the scheduler and the trace by themselves, then an engine's whole step (scheduler, arrays, commit, updates, trace)
+on an executor that only writes tokens. Design limit of that: 100 us at 64. The means hold page turns: every 32nd token
+of a sequence takes a page and hashes one. Between native steps, which leave cold caches, it all takes two to four times
+as long.
 """
 
 from __future__ import annotations
@@ -11,10 +14,17 @@ import sys
 from statistics import fmean, median
 from time import perf_counter_ns
 
+import numpy as np
+
+from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
 from headrace.core.scheduler import Limits, Outcome, Scheduler
 from headrace.core.sequence import Sequence
 from headrace.core.trace import StepTrace
+from headrace.engine.engine import Engine
+from headrace.engine.messages import Add, ModelInfo
+from headrace.program import Program, Sampled, Step
+from headrace.runtime.load import LoadedModel
 
 
 def build(sequences: int, steps: int) -> Scheduler:
@@ -53,13 +63,48 @@ def measure(scheduler: Scheduler, sequences: int, steps: int) -> tuple[list[int]
     return schedule_ns, commit_ns, trace_ns
 
 
+class Nothing:
+    """An executor whose step is free."""
+
+    def run(self, step: Step) -> Sampled:
+        rows = len(step.logit_rows)
+        floats, ids = np.zeros(rows, np.float32), np.zeros(rows, np.int32)
+        return Sampled(ids + 7, floats, ids, np.zeros((rows, 0), np.int32), np.zeros((rows, 0), np.float32), ids)
+
+
+def engine_steps(sequences: int, steps: int) -> list[int]:
+    """Nanoseconds of each step of an engine."""
+    settings = EngineSettings(max_num_seqs=sequences, max_num_batched_tokens=1 << 16)
+    pages, context = sequences * (steps // 32 + 8), steps + 1000
+    info = ModelInfo(name="", architecture="", max_model_len=context, vocab_size=100, page_tokens=32, pages=pages,
+                     page_bytes=1, weight_bytes=1, max_logprobs=0, threads=1, isa="", load_seconds=0.0)  # fmt: skip
+    program = Program((), {}, None)  # type: ignore[arg-type]
+    model = LoadedModel(None, program, Nothing(), "", {})  # type: ignore[arg-type]
+    engine = Engine(model, settings, info, settings.max_num_batched_tokens)
+    params = SamplingParams(max_tokens=steps + 100, ignore_eos=True)
+    for i in range(sequences):
+        engine.add(Add(f"r{i}", [1] * (100 + i), params, i, []))
+    times = []
+    for _ in range(steps):
+        start = perf_counter_ns()
+        engine.step()
+        times.append(perf_counter_ns() - start)
+    return times[1:]
+
+
 def main() -> None:
     sequences = int(sys.argv[1]) if len(sys.argv) > 1 else 64
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 2000
     parts = measure(build(sequences, steps), sequences, steps)
     both = [a + b for a, b in zip(parts[0], parts[1], strict=True)]
     print(f"{sequences} sequences, {steps} steps, us per step")
-    for name, ns in (("schedule", parts[0]), ("commit", parts[1]), ("together", both), ("trace", parts[2])):
+    for name, ns in (
+        ("schedule", parts[0]),
+        ("commit", parts[1]),
+        ("together", both),
+        ("trace", parts[2]),
+        ("engine", engine_steps(sequences, steps)),
+    ):
         print(f"  {name:9} median {median(ns) / 1e3:6.1f}   mean {fmean(ns) / 1e3:6.1f}   best {min(ns) / 1e3:6.1f}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from headrace.core.scheduler import Batch, Scheduler
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRecord:
     """One step.
 
@@ -63,12 +63,13 @@ class StepTrace:
         self, batch: Batch, scheduler: Scheduler, *, schedule_s: float, run_s: float, commit_s: float
     ) -> StepRecord:
         """Add the record of a step that has been committed."""
-        decode = sum(item.count for item in batch.items if item.start >= item.sequence.prompt_len)
+        items = [(item.sequence.id, item.count) for item in batch.items]
+        decode = sum([item.count for item in batch.items if item.start >= item.sequence.prompt_len])
         record = StepRecord(
             number=batch.number,
-            items=tuple((item.sequence.id, item.count) for item in batch.items),
+            items=tuple(items),
             decode_tokens=decode,
-            prefill_tokens=sum(item.count for item in batch.items) - decode,
+            prefill_tokens=sum([count for _, count in items]) - decode,
             schedule_s=schedule_s,
             run_s=run_s,
             commit_s=commit_s,

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.log import log
 from headrace.base.settings import PAGE, EngineSettings
-from headrace.core.scheduler import Limits, Scheduler
+from headrace.core.scheduler import Limits, Scheduled, Scheduler
 from headrace.core.sequence import Finish, Sequence
 from headrace.core.trace import StepTrace
 from headrace.engine.messages import Add, ModelInfo, Stats, Update, WireLogprobs
@@ -139,20 +139,15 @@ class Engine:
             log.exception("a step failed; its requests end with an error")
             return self._fail([item.sequence for item in batch.items], f"the step failed: {type(error).__name__}")
         t2 = time.perf_counter()
-        before = [len(item.sequence.tokens) for item in batch.items]
         ended = self.scheduler.commit(batch, result.outcome)
-        now = time.monotonic()
         updates = []
-        for item, had in zip(batch.items, before, strict=True):
+        for item in batch.items:
             sequence = item.sequence
-            if sequence.id not in self._scheduled:
-                self._scheduled[sequence.id] = now - (t2 - t1)
-                self._prompt_tokens += sequence.cached
-            self._prompt_tokens += max(0, min(item.count, sequence.prompt_len - item.start))
-            if sequence.id in self._prompt:
-                self._collect_prompt(sequence, result)
-            if len(sequence.tokens) > had or (sequence.finish is not None and sequence in ended):
-                updates.append(self._update(sequence, sequence.tokens[had:], result))
+            if item.start < sequence.prompt_len:
+                self._note_prompt(item, t2 - t1, result)
+            new = sequence.tokens[item.start + item.count :] if item.sample else []
+            if new or sequence.finish is not None:
+                updates.append(self._update(sequence, new, result))
         for sequence in ended:
             self._forget(sequence)
             self._settle(sequence.request)
@@ -161,6 +156,16 @@ class Engine:
         t3 = time.perf_counter()
         self.trace.record(batch, self.scheduler, schedule_s=t1 - t0, run_s=t2 - t1, commit_s=t3 - t2)
         return updates
+
+    def _note_prompt(self, item: Scheduled, seconds: float, result: StepResult) -> None:
+        """Part of a prompt was computed, for the first time or again, in a step that took so long."""
+        sequence = item.sequence
+        if sequence.id not in self._scheduled:
+            self._scheduled[sequence.id] = time.monotonic() - seconds
+            self._prompt_tokens += sequence.cached
+        self._prompt_tokens += min(item.count, sequence.prompt_len - item.start)
+        if sequence.id in self._prompt:
+            self._collect_prompt(sequence, result)
 
     def _fail(self, sequences: list[Sequence], message: str) -> list[Update]:
         updates = []
@@ -173,20 +178,21 @@ class Engine:
 
     def _update(self, sequence: Sequence, tokens: list[int], result: StepResult | None) -> Update:
         self._generated += len(tokens)
+        number = sequence.id
+        logprobs = result.logprobs.get(number) if result and result.logprobs else None
         finish = sequence.finish
-        logprobs = result.logprobs.get(sequence.id) if result else None
         return Update(
             sequence.request,
             sequence.choice,
             tokens,
             None if logprobs is None else [_wire(entry) for entry in logprobs[: len(tokens)]],
-            self._prompt.pop(sequence.id, None),
+            self._prompt.pop(number, None) if self._prompt else None,
             finish.reason if finish else None,
             finish.stop if finish else None,
             finish.message if finish else None,
             sequence.cached,
             sequence.preemptions,
-            self._scheduled.get(sequence.id, 0.0),
+            self._scheduled.get(number, 0.0),
         )
 
     def _collect_prompt(self, sequence: Sequence, result: StepResult) -> None:

@@ -4,7 +4,8 @@ Owes: the arrays of `program.step.Step` for a `core.scheduler.Batch`, built in m
 that requests asked for. Does not know: models, formats, text, requests, time.
 
 A sequence that runs holds a slot: a row in arrays that keep what does not change from step to step (sampling settings,
-the page table), so that a decoding step gathers rows instead of visiting attributes.
+the page table), so that a decoding step gathers rows instead of visiting attributes. Where a step is like the last one,
+one row on, its arrays are the last one's, moved on: after a native step the caches are cold, and each call counts.
 """
 
 from __future__ import annotations
@@ -81,6 +82,10 @@ class _Slot:
         self.bans = [w for w in words if len(w) > 1]
         self.mask: I32 | None = None
 
+    def changes(self) -> bool:
+        """Whether what the sampler is told of it may differ at the next token."""
+        return self.counts is not None or self.biased()
+
     def biased(self) -> bool:
         s = self.sequence
         return bool(len(self.static[0]) or self.bans or (s.generated < s.params.min_tokens and s.stop_ids))
@@ -120,6 +125,7 @@ class Runner:
         self._vocab = vocab
         self._slots: dict[int, _Slot] = {}
         self._free = list(range(max_num_seqs))[::-1]
+        self._last: _Rows | None = None  # of a step that the next one may continue
         n = max_num_seqs
         self._table: I32 = np.zeros((n, -(-context // PAGE)), np.int32)
         f, i = np.float32, np.int32
@@ -131,8 +137,12 @@ class Runner:
 
     def run(self, batch: Batch) -> StepResult:
         """Run a batch that the scheduler made. On an exception no sequence has changed."""
-        rows = self._rows(batch)
+        last, self._last = self._last, None
+        rows = last if last is not None and self._moves_on(last, batch) else self._rows(batch)
+        rows.step.keep_logits = self.keep_logits
         sampled = self.executor.run(rows.step)
+        if rows.steady:
+            self._last = rows
         return self._result(batch, rows, sampled)
 
     def forget(self, sequence: Sequence) -> None:
@@ -196,22 +206,43 @@ class Runner:
             positions = np.arange(len(tokens), dtype=np.int32) + np.repeat(start - query[:-1], lengths)
         context = start + lengths
         width = -(-int(context.max()) // PAGE)
-        pages = self._table[[s.index for s in slots], :width].ravel()
         rows = _logit_rows(items, ends)
-        step = Step(
+        rows.slots, rows.pages = slots, self._table[[s.index for s in slots], :width]
+        rows.step = Step(
             tokens=np.array(tokens, np.int32),
             positions=positions,
             query_start=query,
             context=context,
             page_indptr=np.arange(count + 1, dtype=np.int32) * np.int32(width),
-            pages=pages,
+            pages=rows.pages.reshape(-1),
             fresh=np.array(batch.fresh, np.int32),
             logit_rows=np.array(rows.row, np.int32),
             sampling=self._sampling(slots, items, rows),
-            keep_logits=self.keep_logits,
         )
-        rows.step = step
+        draws = len(tokens) == len(rows.item) == count and max(rows.target) < 0
+        rows.steady = draws and not any(s.changes() for s in slots)
+        if rows.steady:
+            rows.sequences = [item.sequence for item in items]
         return rows
+
+    def _moves_on(self, last: _Rows, batch: Batch) -> bool:
+        """Make the last step's arrays this one's, if the same sequences each compute one row more and draw again."""
+        starts = [item.start for item in batch.items if item.sample and item.count == 1]
+        if [item.sequence for item in batch.items] != last.sequences or starts != [p + 1 for p in last.position]:
+            return False
+        for row, slot in enumerate(last.slots):
+            sequence = slot.sequence
+            if slot.moves != sequence.moves or slot.filled != len(sequence.pages):
+                if len(sequence.pages) > last.pages.shape[1]:
+                    return False
+                last.pages[row] = self._table[self._slot(sequence).index, : last.pages.shape[1]]
+        step = last.step
+        step.tokens[:] = [sequence.tokens[-1] for sequence in last.sequences]
+        for counter in (step.positions, step.context, step.sampling.position):
+            counter += 1
+        step.fresh = np.array(batch.fresh, np.int32) if batch.fresh else _NO_IDS
+        last.position = starts
+        return True
 
     def _sampling(self, slots: list[_Slot], items: list[Scheduled], rows: _Rows) -> Sampling:
         which = np.array([slots[i].index for i in rows.item], np.int32)
@@ -221,6 +252,7 @@ class Runner:
             if token >= 0:
                 target[r] = token
                 settings["logprobs"][r] = self._wanted(items[i].sequence.params.prompt_logprobs)
+        rows.scored = bool(len(which)) and int(settings["logprobs"].max()) >= 0
         own = [slots[i] if token < 0 else None for i, token in zip(rows.item, rows.target, strict=True)]
         bias = _csr([s.biases() if s and s.biased() else None for s in own], np.float32)
         penalty = _csr([s.penalties() if s and s.counts is not None else None for s in own], np.int32)
@@ -238,16 +270,19 @@ class Runner:
 
     def _result(self, batch: Batch, rows: _Rows, out: Sampled) -> StepResult:
         drawn = out.tokens.tolist()
-        result = StepResult(Outcome([[] for _ in batch.items]))
-        tokens = result.outcome.tokens
-        for r, i in enumerate(rows.item):
-            if rows.target[r] < 0:
-                tokens[i] = [drawn[r]]
-        if out.status.any():
-            for r in np.flatnonzero(out.status).tolist():
+        if rows.steady:
+            tokens = [[token] for token in drawn]
+        else:
+            tokens = [[] for _ in batch.items]
+            for r, i in enumerate(rows.item):
+                if rows.target[r] < 0:
+                    tokens[i] = [drawn[r]]
+        result = StepResult(Outcome(tokens))
+        for r, status in enumerate(out.status.tolist()):
+            if status:
                 sequence = batch.items[rows.item[r]].sequence
-                result.outcome.errors.setdefault(sequence.id, _ERRORS[int(out.status[r])])
-        if np.max(rows.step.sampling.logprobs, initial=-1) >= 0:
+                result.outcome.errors.setdefault(sequence.id, _ERRORS[status])
+        if rows.scored:
             self._logprobs(batch, rows, out, result)
         if out.logits is not None:
             for r, i in enumerate(rows.item):
@@ -272,11 +307,19 @@ class Runner:
 
 
 class _Rows:
-    """The rows whose logits are wanted: place in the step, item, position, and the token to score (-1: sample)."""
+    """The rows whose logits are wanted: place in the step, item, position, and the token to score (-1: sample).
 
-    __slots__ = ("item", "position", "row", "step", "target")
+    slots, pages [items, width]: of the items. steady: each item has one row and draws by settings that stay, so that
+    the next step may continue this one, with the same `sequences`. scored: somebody wants log-probabilities.
+    """
+
+    __slots__ = ("item", "pages", "position", "row", "scored", "sequences", "slots", "steady", "step", "target")
 
     def __init__(self) -> None:
+        self.scored = self.steady = False
+        self.sequences: list[Sequence] = []
+        self.slots: list[_Slot]
+        self.pages: I32
         self.row: list[int] = []
         self.item: list[int] = []
         self.position: list[int] = []

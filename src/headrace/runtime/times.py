@@ -30,6 +30,7 @@ _USUAL = 0.1  # deviations from the prediction beyond which a step counts less a
 _ROUNDS, _SWEEPS = 3, 12
 
 F64 = NDArray[np.float64]
+Extent = tuple[list[int], list[int], int]  # of each item the first position and the rows; rows of logits
 
 
 class StepTimes:
@@ -38,7 +39,7 @@ class StepTimes:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._factors: F64 = np.ones(6)  # by which the shares of a slow machine are multiplied
-        self._known: dict[int, deque[tuple[F64, float]]] = {}
+        self._known: dict[int, deque[tuple[Extent, float]]] = {}
         self._steps: Counter[int] = Counter()
         self._stale = False
 
@@ -46,24 +47,24 @@ class StepTimes:
         """What a step of these items should take."""
         if self._stale:
             self._fit()
-        return float(self._shares(items) @ self._factors)
+        return float(self._shares(_extent(items)) @ self._factors)
 
     def learn(self, items: list[Scheduled], seconds: float) -> None:
         """A step of these items took so long. Most steps of sizes that are known well are passed over."""
-        size = sum(item.count for item in items).bit_length()
-        known = self._known.setdefault(size, deque(maxlen=KEPT))
+        size = sum([item.count for item in items]).bit_length()
+        known = self._known.get(size)
+        if known is None:
+            known = self._known[size] = deque(maxlen=KEPT)
         self._steps[size] += 1
-        if len(known) == KEPT and self._steps[size] % EVERY:
-            return
-        known.append((self._shares(items), seconds))
-        self._stale = True
+        if len(known) < KEPT or self._steps[size] % EVERY == 0:
+            known.append((_extent(items), seconds))
+            self._stale = True
 
-    def _shares(self, items: list[Scheduled]) -> F64:
+    def _shares(self, extent: Extent) -> F64:
         """Seconds that each share would take on a slow machine."""
         w = self._work
-        start = np.array([item.start for item in items], np.float64)
-        count = np.array([item.count for item in items], np.float64)
-        rows, logit_rows = float(count.sum()), sum(item.sample for item in items)
+        start, count = np.array(extent[0], np.float64), np.array(extent[1], np.float64)
+        rows = float(count.sum())
         macs = sum(kind.macs * _keys(start, count, kind) for kind in w.attention)
         read = sum(kind.bytes * _context(start, count, kind) for kind in w.attention)
         return np.array(
@@ -71,7 +72,7 @@ class StepTimes:
                 w.weight_bytes * _BYTE,
                 rows * w.row * _MAC,
                 max(0.0, rows - HIDDEN) * w.row * _MAC,
-                logit_rows * w.logit_row * _MAC,
+                extent[2] * w.logit_row * _MAC,
                 macs * _MAC,
                 read * _BYTE,
             )
@@ -80,7 +81,7 @@ class StepTimes:
     def _fit(self) -> None:
         """Least squares of relative deviations, each size counting alike; what is far off counts less (Huber)."""
         self._stale = False
-        shares = np.array([share / seconds for known in self._known.values() for share, seconds in known])
+        shares = np.array([self._shares(e) / seconds for known in self._known.values() for e, seconds in known])
         even = np.array([1 / len(known) for known in self._known.values() for _ in known])
         weights = even
         for _ in range(_ROUNDS):
@@ -88,6 +89,10 @@ class StepTimes:
             gram, right = weighed @ shares, weighed.sum(axis=1)
             self._factors = _nonnegative(gram + _TRUST * np.eye(6), right + _TRUST, self._factors)
             weights = even / np.maximum(1.0, np.abs(shares @ self._factors - 1) / _USUAL)
+
+
+def _extent(items: list[Scheduled]) -> Extent:
+    return [i.start for i in items], [i.count for i in items], sum([i.sample for i in items])
 
 
 def _nonnegative(gram: F64, right: F64, start: F64) -> F64:
