@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -131,9 +132,18 @@ class _Base:
         seed = self.news.streams[0].seed
         return _encode(Answer(**self._head, object=kind, choices=choices, usage=usage, seed=seed, **more))
 
+    @cached_property
+    def _frame(self) -> tuple[bytes, bytes]:
+        """An event around its choice. The mark is none of the client's: within strings JSON escapes the quotes."""
+        mark = b'"choices":['
+        around = event(self.answer([], None if self.asked.include_usage else UNSET, chunk=True))
+        before, _, after = around.partition(mark)
+        return before + mark, after
+
     def chunk(self, choice: ChatChunkChoice | TextChoice) -> bytes:
         """An event with news of one choice."""
-        return event(self.answer([choice], None if self.asked.include_usage else UNSET, chunk=True))
+        before, after = self._frame
+        return before + _encode(choice) + after
 
     def last_events(self) -> bytes:
         """What follows the last choice's end."""
