@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from headrace.cli.flags import whole
+from headrace.cli.flags import milliseconds_or_auto, whole
 from headrace.cli.terminal import visible
 from real import golden
 
@@ -51,6 +51,7 @@ def test_version() -> None:
         (("serve", "--max-modle-len", "5"), "--max-model-len"),
         (("generate", "--max-model-len", "4.5", "x"), "4.5"),
         (("generate", "--threads", "many", "x"), "many"),
+        (("generate", "--max-inter-token-ms", "soon", "x"), "soon"),
         (("serve", "--port", "70000"), "--port"),
         (("generate", "a", "b", "c"), "one prompt"),
     ],
@@ -239,3 +240,7 @@ def test_smollm2_answers(smollm2: Path) -> None:
     ran = headrace("generate", str(smollm2), prompt, "--temperature", "0", "--max-model-len", "1k")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "The capital of France is Paris.\n"
+
+
+def test_milliseconds() -> None:
+    assert [milliseconds_or_auto(text) for text in ("auto", "0", "12.5")] == [None, 0.0, 12.5]
