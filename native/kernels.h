@@ -94,10 +94,10 @@ struct KernelTable {
     // Turns pairs (i, i + rotary/2) of `heads` heads in place; cos, sin [rotary/2]
     void (*rope)(float* x, int heads, int head_dim, int rotary, const float* cos, const float* sin);
     void (*attend_split)(const AttendSplit& work);
-    // Adds a later split's (out, max, sum) to what the earlier ones gave; n: columns, a multiple of 16
-    void (*attend_merge)(float* all, float* all_max, float* all_sum, const float* out, float max, float sum, int n);
+    // Adds a later split's result to what the earlier ones gave, both as AttendSplit::out; n: columns, a multiple of 16
+    void (*attend_merge)(float* all, const float* part, int n);
     // out[i] = all[i] / sum
-    void (*attend_finish)(const float* all, float sum, int n, float* out);
+    void (*attend_finish)(const float* all, int head_dim, float* out);
     // One token's key and value [head_dim], rounded to f16, into place `slot` of a kv head's page
     void (*write_kv)(const float* k, const float* v, int head_dim, int slot, uint8_t* page);
     // exp (own polynomial), elementwise

@@ -214,77 +214,178 @@ void SortPhase::run(const Here& here) {
 // -------------------------------------------------------------------------------------------------------------
 // attention
 
+// Chooses the size of tiles: large ones read keys and values less often, small ones keep all threads busy.
+void Crowd::size_up(const StepArrays& step) {
+    const int group = heads / kv_heads;
+    heads_ = std::min(group, kTileRows);
+    tokens_ = kTileRows / heads_;
+    const auto units = [&] {
+        int n = 0;
+        for (int b = 0; b < step.sequences(); b++) {
+            const int tokens = step.query_start[b + 1] - step.query_start[b];
+            n += (tokens + tokens_ - 1) / tokens_ * ((step.context[b] + kSplitTokens - 1) / kSplitTokens);
+        }
+        return n * kv_heads * ((group + heads_ - 1) / heads_);
+    };
+    while (tokens_ > 1 && units() < 4 * threads_) tokens_ /= 2;
+    while (heads_ > 1 && units() < threads_) heads_ = (heads_ + 1) / 2;
+}
+
 void Crowd::tile_up(const StepArrays& step, int b) {
-    const int group = heads / kv_heads, tokens = std::max(1, kTileRows / group), most = std::min(group, kTileRows);
-    const int from = step.query_start[b], to = step.query_start[b + 1];
+    const int group = heads / kv_heads, from = step.query_start[b], to = step.query_start[b + 1];
+    first_.push_back(static_cast<int>(tiles.size()));
     const auto tile = [&](int row, int kv_head, int head) {
-        Tile t{b,  row, std::min(tokens, to - row), kv_head, kv_head * group + head, std::min(most, group - head), 0, 0,
-               -1, 0};
+        Tile t{b, row, std::min(tokens_, to - row), kv_head, kv_head * group + head, std::min(heads_, group - head),
+               0, 0};
         const int first = step.positions[row] + 1, last = step.positions[row + t.tokens - 1];
         t.split = window ? std::max(0, first - window) / kSplitTokens : 0;
         t.splits = last / kSplitTokens + 1 - t.split;
-        t.left = t.splits;
         tiles.push_back(t);
     };
-    const int last = from + (to - from - 1) / tokens * tokens;  // the longest first
+    const int last = from + (to - from - 1) / tokens_ * tokens_;  // the longest first
     for (int h = 0; h < kv_heads; h++)
-        for (int row = last; row >= from; row -= tokens)
-            for (int head = 0; head < group; head += most) tile(row, h, head);
+        for (int row = last; row >= from; row -= tokens_)
+            for (int head = 0; head < group; head += heads_) tile(row, h, head);
 }
 
-void Crowd::gather(const StepArrays& step, int threads) {
-    tiles.clear();
-    items.clear();
+// Whether there is room to keep what each split gives.
+bool Crowd::cut(Tile& tile) {
+    if (tile.partial >= 0) return true;
+    const int results = tile.splits * tile.rows();
+    if (results > partials->room - used_) return false;
+    tile.partial = used_;
+    tile.left = tile.splits;
+    used_ += results;
+    return true;
+}
+
+bool Crowd::sees_all(const StepArrays& step, const Tile& tile, int split) const {
+    const int first = step.positions[tile.row] + 1, last = first + tile.tokens - 1;
+    return first >= (split + 1) * kSplitTokens && (!window || last - window <= split * kSplitTokens);
+}
+
+// Sequences whose pages were the same up to `split` are grouped by their pages of that split as well: alike_[b] is the
+// first of b's group, or -1 where nobody else is in it. Whether there are any groups left.
+bool Crowd::group(const StepArrays& step, int split) {
+    constexpr int kPages = kSplitTokens / kPageTokens;
+    const auto pages = [&](int b) { return step.table(b).data() + size_t(split) * kPages; };
+    before_.swap(alike_);
+    alike_.assign(before_.size(), -1);
+    bool any = false;
+    for (int b = 0; b < step.sequences(); b++) {
+        if (before_[b] < 0 || step.context[b] < (split + 1) * kSplitTokens) continue;
+        for (int c = before_[b]; c < b && alike_[b] < 0; c++)
+            if (before_[c] == before_[b] && !memcmp(pages(b), pages(c), kPages * sizeof(int32_t)))
+                alike_[b] = alike_[c] = c, any = true;
+    }
+    return any;
+}
+
+void Crowd::add(int tile, int split) {
+    items.push_back({static_cast<int>(members.size()), 1, split});
+    members.push_back(tile);
+}
+
+// Items for a split and all small tiles of each group of sequences.
+void Crowd::share_split(const StepArrays& step, int split) {
+    const int chunks = (heads / kv_heads + heads_ - 1) / heads_;
+    for (int leader = 0; leader < step.sequences(); leader++)
+        for (int j = 0; alike_[leader] == leader && j < kv_heads * chunks; j++) {
+            int room = 0;  // rows that the last item can take
+            for (int b = leader; b < step.sequences(); b++) {
+                if (alike_[b] != leader || step.query_start[b + 1] - step.query_start[b] > tokens_) continue;
+                Tile& t = tiles[first_[b] + j];
+                if (2 * t.rows() > kTileRows || !sees_all(step, t, split) || !cut(t)) continue;
+                if (t.shared_to == 0) t.shared_from = split;
+                t.shared_to = split + 1;
+                if (t.rows() > room) {
+                    add(first_[b] + j, split);
+                    room = kTileRows;
+                } else {
+                    members.push_back(first_[b] + j);
+                    items.back().tiles++;
+                }
+                room -= t.rows();
+            }
+        }
+}
+
+void Crowd::gather(const StepArrays& step) {
+    tiles.clear(), items.clear(), members.clear(), first_.clear();
+    used_ = 0;
+    size_up(step);
     for (int b = 0; b < step.sequences(); b++) tile_up(step, b);
+    alike_.assign(step.sequences(), 0);
+    for (int split = 0; group(step, split); split++) share_split(step, split);
     int64_t cost = 0;
     for (const Tile& t : tiles) cost += int64_t(t.splits) * t.rows();
-    int cut = 0;
     for (int i = 0; i < static_cast<int>(tiles.size()); i++) {
         Tile& t = tiles[i];
-        const bool large = int64_t(t.splits) * t.rows() * 4 * threads > cost;
-        if (threads > 1 && t.splits > 1 && large && cut < partials->tiles) {
-            t.partial = cut++ * partials->splits;
-            for (int s = 0; s < t.splits; s++) items.push_back({i, t.split + s});
+        const bool large = threads_ > 1 && t.splits > 1 && int64_t(t.splits) * t.rows() * 4 * threads_ > cost;
+        if (t.partial < 0 && !(large && cut(t))) {
+            add(i, -1);
         } else {
-            items.push_back({i, -1});
+            for (int s = t.split; s < t.split + t.splits; s++)
+                if (s < t.shared_from || s >= t.shared_to) add(i, s);
         }
     }
+    runs.deal(static_cast<int>(items.size()));
 }
 
-AttendSplit AttendPhase::work_for(const Here& here, const Crowd::Tile& tile) const {
+AttendSplit AttendPhase::work_for(const Here& here, const Crowd::Item& item) const {
     const StepArrays& step = *here.live.step;
+    const Crowd::Tile& leader = crowd_->member(item, 0);
     AttendSplit w{};
-    w.cache = layer_.head(tile.kv_head);
+    w.cache = layer_.head(leader.kv_head);
     w.page_stride = layer_.page_stride;
-    w.pages = step.table(tile.sequence).data();
-    w.rows = tile.rows();
+    w.pages = step.table(leader.sequence).data();
+    w.split = item.split;
     w.head_dim = layer_.head_dim;
     w.scale = scale_;
     w.softcap = softcap_;
-    for (int r = 0; r < w.rows; r++) {
-        const int row = tile.row + r / tile.heads;
-        w.q[r] = q_.row(row) + (tile.head + r % tile.heads) * layer_.head_dim;
-        w.hi[r] = step.positions[row] + 1;
-        w.lo[r] = crowd_->window ? std::max(0, w.hi[r] - crowd_->window) : 0;
+    for (int i = 0; i < item.tiles; i++) {
+        const Crowd::Tile& tile = crowd_->member(item, i);
+        for (int r = 0; r < tile.rows(); r++, w.rows++) {
+            const int row = tile.row + r / tile.heads;
+            w.q[w.rows] = q_.row(row) + (tile.head + r % tile.heads) * layer_.head_dim;
+            w.hi[w.rows] = step.positions[row] + 1;
+            w.lo[w.rows] = crowd_->window ? std::max(0, w.hi[w.rows] - crowd_->window) : 0;
+        }
     }
     return w;
 }
 
-void AttendPhase::finish(const Here& here, const Crowd::Tile& tile, int r, const float* all, float sum) const {
-    float* out = out_.row(tile.row + r / tile.heads) + (tile.head + r % tile.heads) * layer_.head_dim;
-    here.kernels().attend_finish(all, sum, layer_.head_dim, out);
-    if (into_)
-        into_->fill(here.kernels(), out, layer_.head_dim, tile.row + r / tile.heads,
-                    (tile.head + r % tile.heads) * layer_.head_dim);
+void AttendPhase::finish(const Here& here, const Crowd::Tile& tile, int r, const float* all) const {
+    const int row = tile.row + r / tile.heads, column = (tile.head + r % tile.heads) * layer_.head_dim;
+    float* out = out_.row(row) + column;
+    here.kernels().attend_finish(all, layer_.head_dim, out);
+    if (into_) into_->fill(here.kernels(), out, layer_.head_dim, row, column);
+}
+
+// The first pages that a tile reads of a split.
+Coming AttendPhase::pages_of(const Here& here, const Crowd::Tile& tile, int split) const {
+    const StepArrays& step = *here.live.step;
+    const int hi = step.positions[tile.row] + 1, lo = crowd_->window ? std::max(0, hi - crowd_->window) : 0;
+    const int first = std::max(lo, split * kSplitTokens) / kPageTokens;
+    const Ints table = step.table(tile.sequence);
+    Coming pages{};
+    for (size_t i = 0; i < 2 && first + i < table.size(); i++)
+        pages.page[i] = layer_.head(tile.kv_head) + size_t(table[first + i]) * layer_.page_stride;
+    return pages;
+}
+
+// What this thread will probably read next, after the item that it has.
+Coming AttendPhase::pages_to_come(const Here& here) const {
+    const auto [first, end] = crowd_->runs.left(here.thread);
+    if (first >= end) return {};
+    const Crowd::Item& item = crowd_->items[first];
+    const Crowd::Tile& tile = crowd_->member(item, 0);
+    return pages_of(here, tile, std::max(item.split, tile.split));
 }
 
 Ahead AttendPhase::ahead(const Here& here) const {
-    const auto& items = crowd_->items;
-    if (here.thread >= static_cast<int>(items.size())) return {};
-    const Crowd::Tile& tile = crowd_->tiles[items[here.thread].tile];
-    const int split = std::max(items[here.thread].split, tile.split);
-    const int page = here.live.step->table(tile.sequence)[split * (kSplitTokens / kPageTokens)];
-    const uint8_t* from = layer_.head(tile.kv_head) + size_t(page) * layer_.page_stride;
+    const uint8_t* from = pages_to_come(here).page[0];
+    if (!from) return {};
     return {from, from + head_page_bytes(layer_.head_dim)};
 }
 
@@ -294,75 +395,63 @@ bool sees(const AttendSplit& w, int r, int split) {
     return w.lo[r] < (split + 1) * kSplitTokens && w.hi[r] > split * kSplitTokens;
 }
 
-// Up to 8 rows' running or partial results.
-struct Sums {
-    alignas(64) float out[kTileRows * kMaxHeadDim];
-    float max[kTileRows], sum[kTileRows];
-};
-
 }  // namespace
 
-void AttendPhase::whole(const Here& here, const Crowd::Tile& tile) const {
-    Sums all, next;
-    AttendSplit w = work_for(here, tile);
-    const int width = value_width(w.head_dim);
+void AttendPhase::whole(const Here& here, const Crowd::Item& item) const {
+    alignas(64) float all[kTileRows * row_result(kMaxHeadDim)], one[kTileRows * row_result(kMaxHeadDim)];
+    const Crowd::Tile& tile = crowd_->member(item, 0);
+    AttendSplit w = work_for(here, item);
+    const int room = row_result(w.head_dim), end = tile.split + tile.splits;
     bool begun[kTileRows] = {};
-    for (w.split = tile.split; w.split < tile.split + tile.splits; w.split++) {
-        const bool first = w.split == tile.split;
-        Sums& into = first ? all : next;
-        w.out = into.out, w.max = into.max, w.sum = into.sum;
+    for (w.split = tile.split; w.split < end; w.split++) {
+        w.next = w.split + 1 < end ? pages_of(here, tile, w.split + 1) : pages_to_come(here);
+        for (int r = 0; r < w.rows; r++) w.out[r] = (begun[r] ? one : all) + r * room;
         here.kernels().attend_split(w);
         for (int r = 0; r < w.rows; r++) {
             if (!sees(w, r, w.split)) continue;
-            if (begun[r]) {
-                here.kernels().attend_merge(all.out + r * width, all.max + r, all.sum + r, next.out + r * width,
-                                            next.max[r], next.sum[r], width);
-            } else if (!first) {
-                memcpy(all.out + r * width, next.out + r * width, sizeof(float) * width);
-                all.max[r] = next.max[r], all.sum[r] = next.sum[r];
-            }
+            if (begun[r]) here.kernels().attend_merge(all + r * room, one + r * room, value_width(w.head_dim));
             begun[r] = true;
         }
     }
-    for (int r = 0; r < w.rows; r++) finish(here, tile, r, all.out + r * width, all.sum[r]);
+    for (int r = 0; r < w.rows; r++) finish(here, tile, r, all + r * room);
 }
 
-void AttendPhase::part(const Here& here, Crowd::Tile& tile, int split) const {
-    Partials& partials = *crowd_->partials;
-    AttendSplit w = work_for(here, tile);
-    const int width = value_width(w.head_dim), rows = w.rows;
-    const auto place = [&](int s) { return partials.at(tile.partial + s - tile.split); };
-    w.split = split;
-    w.out = place(split);
-    w.max = w.out + size_t(kTileRows) * partials.width;
-    w.sum = w.max + kTileRows;
+void AttendPhase::part(const Here& here, const Crowd::Item& item) const {
+    AttendSplit w = work_for(here, item);
+    w.next = pages_to_come(here);
+    for (int i = 0, row = 0; i < item.tiles; i++) {
+        const Crowd::Tile& tile = crowd_->member(item, i);
+        for (int r = 0; r < tile.rows(); r++) w.out[row++] = crowd_->partials->at(tile.result(item.split, r));
+    }
     here.kernels().attend_split(w);
-    if (std::atomic_ref<int>(tile.left).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-    tile.left = tile.splits;  // the last one merges, and makes ready for the next layer
-    for (int r = 0; r < rows; r++) {
-        int s = tile.split;
-        while (!sees(w, r, s)) s++;
-        float* all = place(s);
-        float* max = all + size_t(kTileRows) * partials.width + r;
-        float* sum = max + kTileRows;
-        for (int t = s + 1; t < tile.split + tile.splits; t++) {
-            if (!sees(w, r, t)) continue;
-            const float* out = place(t);
-            const float* peak = out + size_t(kTileRows) * partials.width + r;
-            here.kernels().attend_merge(all + r * width, max, sum, out + r * width, peak[0], peak[kTileRows], width);
-        }
-        finish(here, tile, r, all + r * width, *sum);
+    for (int i = 0; i < item.tiles; i++) {
+        Crowd::Tile& tile = crowd_->tiles[crowd_->members[item.first + i]];
+        if (std::atomic_ref<int>(tile.left).fetch_sub(1, std::memory_order_acq_rel) > 1) continue;
+        tile.left = tile.splits;  // the last one merges, and makes ready for the next layer
+        merge(here, tile);
+    }
+}
+
+// Adds up what a tile's splits gave.
+void AttendPhase::merge(const Here& here, const Crowd::Tile& tile) const {
+    const StepArrays& step = *here.live.step;
+    for (int r = 0; r < tile.rows(); r++) {
+        const int hi = step.positions[tile.row + r / tile.heads] + 1;
+        const int first = crowd_->window ? std::max(0, hi - crowd_->window) / kSplitTokens : 0;
+        float* all = crowd_->partials->at(tile.result(first, r));
+        for (int s = first + 1; s <= (hi - 1) / kSplitTokens; s++)
+            here.kernels().attend_merge(all, crowd_->partials->at(tile.result(s, r)), value_width(layer_.head_dim));
+        finish(here, tile, r, all);
     }
 }
 
 void AttendPhase::run(const Here& here) {
-    const auto& items = crowd_->items;
-    for (int i; (i = tickets_.take()) < static_cast<int>(items.size());) {
-        Crowd::Tile& tile = crowd_->tiles[items[i].tile];
-        if (items[i].split < 0)
-            whole(here, tile);
+    for (int i; (i = crowd_->runs.take(here.thread, here.live.threads == 1)) >= 0;) {
+        const Crowd::Item& item = crowd_->items[i];
+        if (item.split < 0)
+            whole(here, item);
         else
-            part(here, tile, items[i].split);
+            part(here, item);
     }
 }
 

@@ -275,42 +275,59 @@ struct Layer {
     uint8_t* head(int h) const { return base + size_t(h) * head_page_bytes(head_dim); }
 };
 
-// Memory for splits that run at the same time, shared by all layers.
+// Memory for what splits give to rows that are not done by one thread in one go; shared by all layers.
 struct Partials {
-    int splits = 0;  // splits of the longest context
-    int tiles = 0;   // tiles that may be cut
+    int room = 0;  // results
     int width = 0;
-    Arena memory;  // [tiles * splits] x ([8][width], max [8], sum [8])
-    size_t stride() const { return size_t(kTileRows) * (width + 2); }
-    float* at(int slot) { return reinterpret_cast<float*>(memory.data()) + size_t(slot) * stride(); }
+    Arena memory;  // [room][row_result]
+    float* at(int result) { return reinterpret_cast<float*>(memory.data()) + size_t(result) * width; }
 };
 
-// Who attends to what in a step: the same for all layers of one shape. A tile is up to 8 query rows (query heads x
-// tokens) of one sequence and kv head. Long tiles are cut by split when there are too few tiles to keep the threads
-// busy; what is computed, and in which order it is merged, does not depend on that.
+// Who attends to what in a step: the same for all layers of one shape. A tile is up to kTileRows query rows (query
+// heads x tokens) of one sequence and kv head; an item is what a thread takes at a time: a tile as a whole, one split
+// of it, or one split of several tiles whose sequences have the split's pages in common, so that these are read once.
+// What is computed, and in which order it is merged, does not depend on that.
 class Crowd {
   public:
-    Crowd(int heads, int kv_heads, int window, Partials* partials)
-        : heads(heads), kv_heads(kv_heads), window(window), partials(partials) {}
-    void gather(const StepArrays& step, int threads);
+    Crowd(int heads, int kv_heads, int window, Partials* partials, int threads)
+        : heads(heads), kv_heads(kv_heads), window(window), partials(partials), runs(threads), threads_(threads) {}
+    void gather(const StepArrays& step);
 
     struct Tile {
         int sequence, row, tokens, kv_head, head, heads;
         int split, splits;
-        int partial;  // first slot, or -1 when not cut
-        int left;     // splits not done yet
+        int partial = -1;                    // first of [splits][rows] results, or -1: done as a whole
+        int left = 0;                        // splits not done yet
+        int shared_from = 0, shared_to = 0;  // splits that are done together with other sequences
         int rows() const { return tokens * heads; }
+        int result(int s, int r) const { return partial + (s - split) * rows() + r; }
     };
     struct Item {
-        int tile, split;  // split -1: all
+        int first, tiles;  // of members
+        int split;         // -1: all
     };
     std::vector<Tile> tiles;
     std::vector<Item> items;
+    std::vector<int> members;  // tiles of the items
     const int heads, kv_heads, window;
     Partials* const partials;
+    Runs runs;  // of items
+    const Tile& member(const Item& item, int i) const { return tiles[members[item.first + i]]; }
 
   private:
+    void size_up(const StepArrays& step);
     void tile_up(const StepArrays& step, int sequence);
+    bool group(const StepArrays& step, int split);
+    void share_split(const StepArrays& step, int split);
+    void add(int tile, int split);
+    bool cut(Tile& tile);
+    bool sees_all(const StepArrays& step, const Tile& tile, int split) const;
+
+    const int threads_;
+    int tokens_ = 0, heads_ = 0;       // of a tile, at most
+    int used_ = 0;                     // partials
+    std::vector<int> first_;           // tile of each sequence
+    std::vector<int> alike_, before_;  // of each sequence: see group
 };
 
 class AttendPhase : public Phase {
@@ -326,21 +343,23 @@ class AttendPhase : public Phase {
           scale_(scale),
           softcap_(softcap) {}
     void run(const Here& here) override;
-    void rewind() override { tickets_.rewind(); }
+    void rewind() override { crowd_->runs.deal(static_cast<int>(crowd_->items.size())); }
     Ahead ahead(const Here& here) const override;
 
   private:
-    AttendSplit work_for(const Here& here, const Crowd::Tile& tile) const;
-    void whole(const Here& here, const Crowd::Tile& tile) const;
-    void part(const Here& here, Crowd::Tile& tile, int split) const;
-    void finish(const Here& here, const Crowd::Tile& tile, int r, const float* all, float sum) const;
+    AttendSplit work_for(const Here& here, const Crowd::Item& item) const;
+    Coming pages_of(const Here& here, const Crowd::Tile& tile, int split) const;
+    Coming pages_to_come(const Here& here) const;
+    void whole(const Here& here, const Crowd::Item& item) const;
+    void part(const Here& here, const Crowd::Item& item) const;
+    void merge(const Here& here, const Crowd::Tile& tile) const;
+    void finish(const Here& here, const Crowd::Tile& tile, int r, const float* all) const;
 
     Crowd* crowd_;
     Layer layer_;
     View q_, out_;
     const Prepared* into_;
     float scale_, softcap_;
-    Tickets tickets_;
 };
 
 // Samples a chunk's logits rows. maxima: see sample_row; data null: none.

@@ -22,6 +22,8 @@ constexpr int kManyWaits = 4;                     // sleeps of a step that tell 
 constexpr int kLeastAlone = 8, kMostAlone = 128;  // steps
 constexpr int kMostRows = 1 << 24, kMost = 1 << 30;  // of a step; of anything else that is counted
 
+constexpr size_t kPartialBytes = size_t(32) << 20;  // touched where splits of a row are done apart
+
 int padded(int n, int to) { return (n + to - 1) / to * to; }
 
 // Elements from a row to the next: whole cache lines, an odd number of them, so that the same column of many rows
@@ -81,7 +83,7 @@ Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, s
                 "heads must have an even size of at most " + std::to_string(kMaxHeadDim) + ", not " +
                     std::to_string(head_dim));
         page_bytes_ += kv_heads * head_page_bytes(head_dim);
-        partials_.width = std::max(partials_.width, value_width(head_dim));
+        partials_.width = std::max(partials_.width, row_result(head_dim));
     }
     cache_ = Arena(page_bytes_ * limits.pages);
     size_t at = 0;
@@ -89,9 +91,8 @@ Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, s
         layers_.push_back({cache_.data() + at, page_bytes_, kv_heads, head_dim});
         at += kv_heads * head_page_bytes(head_dim);
     }
-    partials_.splits = (limits.context + kSplitTokens - 1) / kSplitTokens;
-    partials_.tiles = 4 * threads;
-    partials_.memory = Arena(sizeof(float) * partials_.stride() * partials_.splits * partials_.tiles);
+    if (!layers.empty()) partials_.room = kPartialBytes / (sizeof(float) * partials_.width);
+    partials_.memory = Arena(sizeof(float) * partials_.width * partials_.room);
     live_.kernels = kernels;
     live_.threads = threads;
     live_.sequence_of.resize(limits.tokens);
@@ -366,7 +367,7 @@ void Plan::experts(const std::string& name, int in, const std::vector<std::vecto
 Crowd* Plan::crowd(int heads, int kv_heads, int window) {
     for (Crowd& c : crowds_)
         if (c.heads == heads && c.kv_heads == kv_heads && c.window == window) return &c;
-    return &crowds_.emplace_back(heads, kv_heads, window, &partials_);
+    return &crowds_.emplace_back(heads, kv_heads, window, &partials_, pool_.threads());
 }
 
 void Plan::attend(Slice q, int layer, float scale, int window, float softcap, Slice out, int into) {
@@ -417,7 +418,7 @@ void Plan::run(const StepArrays& step, Outcome& outcome) {
         std::fill(live_.sequence_of.begin() + step.query_start[b], live_.sequence_of.begin() + step.query_start[b + 1],
                   b);
     share_out(step.rows());
-    for (Crowd& c : crowds_) c.gather(step, live_.threads);
+    for (Crowd& c : crowds_) c.gather(step);
     if (live_.threads == 1) {
         pool_.run_alone(&Plan::job, this);
     } else {

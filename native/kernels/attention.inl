@@ -12,61 +12,88 @@ using headrace::kPageTokens;
 using headrace::kSplitTokens;
 using headrace::kTileRows;
 
+constexpr int kBlocksAhead = 2;  // keys, or values, of a page that are asked for ahead, into the second cache
+
+// Rows, vectors of columns, and pages of keys that are worked on at once.
 #if defined(HEADRACE_AVX512)
-constexpr int kScoreRows = 8, kWideColumns = 4,
-              kWideRows = 6;  // rows at once; column vectors at once, up to kWideRows rows
+constexpr int kRows = 6, kColumns = 4, kPages = 2;
 #elif defined(HEADRACE_AVX2)
-constexpr int kScoreRows = 2, kWideColumns = 2, kWideRows = 2;
+constexpr int kRows = 2, kColumns = 2, kPages = 1;
 #else
-constexpr int kScoreRows = 1, kWideColumns = 1, kWideRows = 1;
+constexpr int kRows = 1, kColumns = 1, kPages = 1;
 #endif
 
-HR_INLINE const uint8_t* page_of(const AttendSplit& w, int page) {
-    return w.cache + size_t(w.pages[page]) * w.page_stride;
-}
+HR_INLINE int least(int a, int b) { return a < b ? a : b; }
+HR_INLINE int most(int a, int b) { return a > b ? a : b; }
 
-// scores[r][0 .. 31] = q_r . K of a page. q: [d][R]
-template <int R>
-static void score_page(const uint16_t* keys, const uint16_t* next, int head_dim, const float* q, float* scores) {
-    VF a[R], b[R];
-    for (int r = 0; r < R; r++) a[r] = b[r] = zero();
-    for (int d = 0; d < head_dim; d++, q += R) {
-        const VF lo = load_half(keys + kPageTokens * d), hi = load_half(keys + kPageTokens * d + 16);
-        prefetch(next + kPageTokens * d);
+// A split's keys and values as the stream that its rows read: K of each page, then V of each, then what comes next.
+struct Stream {
+    const AttendSplit& work;
+    int first, pages;  // of the sequence's table
+    const uint16_t* keys(int i) const {
+        return (const uint16_t*)(work.cache + size_t(work.pages[first + i]) * work.page_stride);
+    }
+    const uint16_t* values(int i) const { return keys(i) + headrace::key_bytes(work.head_dim) / 2; }
+    const uint16_t* block(int i) const {
+        if (i < pages) return keys(i);
+        if (i < 2 * pages) return values(i - pages);
+        const uint8_t* next = work.next.page[i - 2 * pages];
+        return next ? (const uint16_t*)next : keys(0);
+    }
+};
+
+// scores[r][0 .. 32 P - 1] = q_r . K of P pages
+template <int R, int P>
+static void score_pages(const Stream& in, int page, bool fetch, const float* const* q, float* scores) {
+    VF s[R][2 * P];
+    const float* x[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        x[r] = q[r];
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * P; i++) s[r][i] = zero();
+    }
+    const uint16_t *keys[P], *ahead[P];
+    for (int p = 0; p < P; p++) {
+        keys[p] = in.block(page + p);
+        ahead[p] = in.block(page + p + (fetch ? kBlocksAhead : 0));
+    }
+    for (int d = 0; d < in.work.head_dim; d++) {
+        VF k[2 * P];
+#pragma GCC unroll 2
+        for (int p = 0; p < P; p++) {
+            k[2 * p] = load_half(keys[p] + kPageTokens * d);
+            k[2 * p + 1] = load_half(keys[p] + kPageTokens * d + 16);
+            prefetch_far(ahead[p] + kPageTokens * d);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const VF x = set1(q[r]);
-            a[r] = fma(x, lo, a[r]);
-            b[r] = fma(x, hi, b[r]);
+            const VF y = set1(x[r][d]);
+#pragma GCC unroll 4
+            for (int i = 0; i < 2 * P; i++) s[r][i] = fma(y, k[i], s[r][i]);
         }
     }
-    for (int r = 0; r < R; r++) {
-        store(scores + r * kSplitTokens, a[r]);
-        store(scores + r * kSplitTokens + 16, b[r]);
-    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * P; i++) store(scores + r * kSplitTokens + 16 * i, s[r][i]);
 }
 
 template <int R>
-static void score_rows(const AttendSplit& w, int row, int first_page, int last_page, float* scores) {
-    float q[kMaxHeadDim * R];
-    const int base = w.split * (kSplitTokens / kPageTokens);
-    for (int d = 0; d < w.head_dim; d++)
-        for (int r = 0; r < R; r++) q[d * R + r] = w.q[row + r][d];
-    for (int p = first_page; p < last_page; p++) {
-        const uint8_t* next = page_of(w, p + 2 < last_page ? p + 2 : p);
-        score_page<R>((const uint16_t*)page_of(w, p), (const uint16_t*)next, w.head_dim, q,
-                      scores + (p - base) * kPageTokens);
-    }
+static void score_rows(const Stream& in, int page, int pages, bool fetch, const float* const* q, float* scores) {
+    if constexpr (kPages == 2)
+        if (pages == 2) return score_pages<R, 2>(in, page, fetch, q, scores);
+    for (int p = 0; p < pages; p++) score_pages<R, 1>(in, page + p, fetch, q, scores + p * kPageTokens);
 }
 
-using ScoreRows = void (*)(const AttendSplit&, int, int, int, float*);
+using ScoreRows = void (*)(const Stream&, int, int, bool, const float* const*, float*);
 static constexpr ScoreRows kScore[] = {
     nullptr,       score_rows<1>,
 #if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2)
     score_rows<2>,
 #endif
 #if defined(HEADRACE_AVX512)
-    score_rows<3>, score_rows<4>, score_rows<5>, score_rows<6>, score_rows<7>, score_rows<8>,
+    score_rows<3>, score_rows<4>, score_rows<5>, score_rows<6>,
 #endif
 };
 
@@ -75,33 +102,32 @@ HR_INLINE VF capped(VF x, float cap) {  // cap * tanh(x / cap), tanh(y) = 1 - 2 
     return set1(cap) * (set1(1.0f) - set1(2.0f) / (e + set1(1.0f)));
 }
 
-// Scores of positions from .. to - 1 (multiples of 16, relative to the split) become weights; those outside lo .. hi -
-// 1 become exactly 0. Element i belongs to lane i mod 16.
-static void soften(float* s, int from, int to, int lo, int hi, float scale, float softcap, float* max, float* sum) {
-    const VF by = set1(scale);
-    VF most = set1(-__builtin_inff());
-    for (int t = from; t < to; t += 16) {
-        VF x = load(s + t) * by;
+// exp(x) of x <= 0, in fewer steps and with the same bits.
+HR_INLINE VF exp_down(VF x) {
+    const VF c = ::max(set1(-87.33654f), x);
+    const VI n = round_int(c * set1(1.44269504f));
+    return select_less(x, set1(-87.33654f), zero(), exp_near(c, n) * from_bits(shl<23>(n + seti(127))));
+}
+
+// Scores of positions lo .. hi - 1 (relative to the split) become weights. Element i belongs to lane i mod 16; those
+// outside weigh exactly 0.
+static void soften(float* s, int lo, int hi, float scale, float softcap, float* max, float* sum) {
+    static constexpr float kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const VF none = set1(-__builtin_inff()), lanes = load(kLanes);
+    const int from = lo / 16 * 16;
+    VF most = none;
+    for (int t = from; t < hi; t += 16) {
+        VF x = load(s + t) * set1(scale);
         if (softcap != 0) x = capped(x, softcap);
+        if (t < lo) x = select_less(lanes, set1(float(lo - t)), none, x);
+        if (t + 16 > hi) x = select_less(lanes, set1(float(hi - t)), x, none);
         store(s + t, x);
-        if (t < lo || t + 16 > hi) {
-            for (int i = t; i < t + 16; i++)
-                if (i < lo || i >= hi) s[i] = -__builtin_inff();
-            x = load(s + t);
-        }
         most = ::max(x, most);
     }
     const float top = max_lanes(most);
     VF total = zero();
-    for (int t = from; t < to; t += 16) {
-        VF e = exp(load(s + t) - set1(top));
-        if (t < lo || t + 16 > hi) {
-            float each[16];
-            store(each, e);
-            for (int i = 0; i < 16; i++)
-                if (t + i < lo || t + i >= hi) each[i] = 0;
-            e = load(each);
-        }
+    for (int t = from; t < hi; t += 16) {
+        const VF e = exp_down(load(s + t) - set1(top));
         total = total + e;
         store(s + t, e);
     }
@@ -111,23 +137,23 @@ static void soften(float* s, int from, int to, int lo, int hi, float scale, floa
 
 // out[r][16 C columns from `column` on] += sum over positions from .. to - 1 of weights[r][position] * V
 template <int R, int C>
-static void weigh(const AttendSplit& w, int column, const float* weights, int from, int to, float* out) {
-    const int width = headrace::value_width(w.head_dim), start = w.split * kSplitTokens;
-    const size_t keys = headrace::key_bytes(w.head_dim);
+static void weigh(const Stream& in, int column, const float* weights, int from, int to, float* const* out) {
+    const int width = headrace::value_width(in.work.head_dim);
     VF o[R][C];
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) o[r][c] = load(out + r * width + column + 16 * c);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) o[r][c] = load(out[r] + column + 16 * c);
     for (int t = from; t < to;) {
-        const int page = t / kPageTokens, end = to < (page + 1) * kPageTokens ? to : (page + 1) * kPageTokens;
-        const uint16_t* v = (const uint16_t*)(page_of(w, page) + keys) + size_t(t % kPageTokens) * width + column;
-        const uint8_t* next =
-            page_of(w, end + kPageTokens < to ? page + 2 : page) + keys + size_t(t % kPageTokens) * width * 2;
-        const float* p = weights + (t - start);
-        for (; t < end; t++, v += width, p++, next += 2 * width) {
+        const int page = t / kPageTokens, end = least(to, (page + 1) * kPageTokens);
+        const size_t skip = size_t(t % kPageTokens) * width + column;
+        const uint16_t* v = in.values(page - in.first) + skip;
+        const uint16_t* ahead = in.block(in.pages + page - in.first + kBlocksAhead) + skip;
+        const float* p = weights + t % kSplitTokens;
+        for (; t < end; t++, v += width, ahead += width, p++) {
             VF x[C];
             for (int c = 0; c < C; c++) x[c] = load_half(v + 16 * c);
-            if (column == 0)
-                for (int i = 0; i < 2 * width; i += 64) prefetch(next + i);
+            for (int c = 0; c < C; c += 2) prefetch_far(ahead + 16 * c);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const VF y = set1(p[r * kSplitTokens]);
@@ -136,101 +162,112 @@ static void weigh(const AttendSplit& w, int column, const float* weights, int fr
             }
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) store(out + r * width + column + 16 * c, o[r][c]);
+#pragma GCC unroll 4
+        for (int c = 0; c < C; c++) store(out[r] + column + 16 * c, o[r][c]);
 }
 
 template <int R>
-static void weigh_rows(const AttendSplit& w, const float* weights, int from, int to, float* out) {
-    const int width = headrace::value_width(w.head_dim);
+static void weigh_rows(const Stream& in, const float* weights, int from, int to, float* const* out) {
+    const int width = headrace::value_width(in.work.head_dim);
     int column = 0;
-    if constexpr (R <= kWideRows && kWideColumns >= 4)
-        for (; column + 64 <= width; column += 64) weigh<R, 4>(w, column, weights, from, to, out);
-    if constexpr (kWideColumns >= 2)
-        for (; column + 32 <= width; column += 32) weigh<R, 2>(w, column, weights, from, to, out);
-    for (; column < width; column += 16) weigh<R, 1>(w, column, weights, from, to, out);
+    if constexpr (kColumns >= 4)
+        for (; column + 64 <= width; column += 64) weigh<R, 4>(in, column, weights, from, to, out);
+    if constexpr (kColumns >= 2)
+        for (; column + 32 <= width; column += 32) weigh<R, 2>(in, column, weights, from, to, out);
+    for (; column < width; column += 16) weigh<R, 1>(in, column, weights, from, to, out);
 }
 
-using WeighRows = void (*)(const AttendSplit&, const float*, int, int, float*);
+using WeighRows = void (*)(const Stream&, const float*, int, int, float* const*);
 static constexpr WeighRows kWeigh[] = {
     nullptr,       weigh_rows<1>,
 #if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2)
     weigh_rows<2>,
 #endif
 #if defined(HEADRACE_AVX512)
-    weigh_rows<3>, weigh_rows<4>, weigh_rows<5>, weigh_rows<6>, weigh_rows<7>, weigh_rows<8>,
+    weigh_rows<3>, weigh_rows<4>, weigh_rows<5>, weigh_rows<6>,
 #endif
 };
 
-HR_INLINE int least(int a, int b) { return a < b ? a : b; }
-HR_INLINE int most(int a, int b) { return a > b ? a : b; }
+// Calls f(first row, rows) for `rows` in blocks of nearly equal size, at most `most`.
+template <class F>
+HR_INLINE void in_blocks(int rows, int most, F f) {
+    const int n = (rows + most - 1) / most;
+    for (int i = 0; i < n; i++) f(rows * i / n, rows * (i + 1) / n - rows * i / n);
+}
 
-// Rows row .. row + n - 1 of the work; lo, hi: what each sees of this split.
-static void attend_rows(const AttendSplit& w, int row, int n, const int* lo, const int* hi, float* scores) {
-    const int start = w.split * kSplitTokens, width = headrace::value_width(w.head_dim);
-    int first = lo[row], last = hi[row], from = lo[row], to = hi[row];  // seen by any row; by all rows
-    for (int r = row + 1; r < row + n; r++) {
-        first = least(first, lo[r]);
-        last = most(last, hi[r]);
-        from = most(from, lo[r]);
-        to = least(to, hi[r]);
-    }
-    if (to < from) to = from = last;
-    const int first_page = first / kPageTokens, last_page = (last + kPageTokens - 1) / kPageTokens;
-    kScore[n](w, row, first_page, last_page, scores);
-    for (int r = row; r < row + n; r++)
-        soften(scores + (r - row) * kSplitTokens, first_page * kPageTokens - start, last_page * kPageTokens - start,
-               lo[r] - start, hi[r] - start, w.scale, w.softcap, w.max + r, w.sum + r);
-    float* out = w.out + size_t(row) * width;
-    for (int i = 0; i < n * width; i++) out[i] = 0;
-    for (int r = 0; r < n; r++)  // before, and after, what all see
-        kWeigh[1](w, scores + r * kSplitTokens, lo[row + r], least(from, hi[row + r]), out + r * width);
-    kWeigh[n](w, scores, from, to, out);
+// The weighted sums of n rows, none of which sees nothing: each stretch of positions for the rows that see it.
+static void weigh_block(const Stream& in, int n, const int* lo, const int* hi, const float* weights,
+                        float* const* out) {
+    const int width = headrace::value_width(in.work.head_dim);
     for (int r = 0; r < n; r++)
-        kWeigh[1](w, scores + r * kSplitTokens, most(to, lo[row + r]), hi[row + r], out + r * width);
+        for (int i = 0; i < width; i++) out[r][i] = 0;
+    for (int a = 0, b = 0, t = lo[0]; a < n;) {  // rows a .. b - 1 see position t
+        while (b < n && lo[b] <= t) b++;
+        const int to = b < n ? least(hi[a], lo[b]) : hi[a];
+        kWeigh[b - a](in, weights + a * kSplitTokens, t, to, out + a);
+        t = to;
+        while (a < b && hi[a] <= t) a++;
+        if (a == b && b < n) t = lo[b];
+    }
+}
+
+// n rows of the work from `row` on, none of which sees nothing; lo, hi: what each sees of the split.
+static void attend_rows(const AttendSplit& w, int row, int n, const int* lo, const int* hi) {
+    alignas(64) float scores[kTileRows * kSplitTokens];
+    const int start = w.split * kSplitTokens, width = headrace::value_width(w.head_dim);
+    const int first = lo[0] / kPageTokens, last = (hi[n - 1] + kPageTokens - 1) / kPageTokens;
+    const Stream in{w, first, last - first};
+    for (int p = 0; p < in.pages; p += kPages)
+        in_blocks(n, kRows, [&](int r, int rows) {
+            kScore[rows](in, p, least(kPages, in.pages - p), r == 0, w.q + row + r,
+                         scores + r * kSplitTokens + ((first + p) * kPageTokens - start));
+        });
+    for (int r = 0; r < n; r++) {
+        float* out = w.out[row + r];
+        soften(scores + r * kSplitTokens, lo[r] - start, hi[r] - start, w.scale, w.softcap, out + width,
+               out + width + 1);
+    }
+    in_blocks(n, kRows, [&](int r, int rows) {
+        weigh_block(in, rows, lo + r, hi + r, scores + r * kSplitTokens, w.out + row + r);
+    });
 }
 
 static void attend_split(const AttendSplit& w) {
-    alignas(64) float scores[kScoreRows * kSplitTokens];
-    const int start = w.split * kSplitTokens, end = start + kSplitTokens, width = headrace::value_width(w.head_dim);
+    const int start = w.split * kSplitTokens, end = start + kSplitTokens;
     int lo[kTileRows], hi[kTileRows];
     for (int r = 0; r < w.rows; r++) {
         lo[r] = most(w.lo[r], start);
         hi[r] = least(w.hi[r], end);
     }
     for (int row = 0; row < w.rows;) {
-        if (lo[row] >= hi[row]) {
-            w.max[row] = -__builtin_inff();
-            w.sum[row] = 0;
-            for (int i = 0; i < width; i++) w.out[size_t(row) * width + i] = 0;
-            row++;
-            continue;
-        }
-        int n = 1;
-        while (n < kScoreRows && row + n < w.rows && lo[row + n] < hi[row + n]) n++;
-        attend_rows(w, row, n, lo, hi, scores);
-        row += n;
+        int n = 0;
+        while (row + n < w.rows && lo[row + n] < hi[row + n]) n++;
+        if (n) attend_rows(w, row, n, lo + row, hi + row);
+        row += most(n, 1);
     }
 }
 
-// Adds a later split (max, sum, out) to what the earlier ones gave (all_max, all_sum, all); n columns, a multiple
+// Adds a later split's result to what the earlier ones gave, both as AttendSplit::out has them; n: columns, a multiple
 // of 16.
-static void attend_merge(float* all, float* all_max, float* all_sum, const float* out, float max, float sum, int n) {
+static void attend_merge(float* all, const float* part, int n) {
     float top[16], a[16], b[16];
-    const VF m = ::max(set1(*all_max), set1(max));
+    const VF m = ::max(set1(all[n]), set1(part[n]));
     store(top, m);
-    const VF old = exp(set1(*all_max) - m), now = exp(set1(max) - m);
+    const VF old = exp(set1(all[n]) - m), now = exp(set1(part[n]) - m);
     store(a, old);
     store(b, now);
-    for (int i = 0; i < n; i += 16) store(all + i, fma(load(out + i), now, load(all + i) * old));
-    *all_sum = __builtin_fmaf(sum, b[0], *all_sum * a[0]);
-    *all_max = top[0];
+    for (int i = 0; i < n; i += 16) store(all + i, fma(load(part + i), now, load(all + i) * old));
+    all[n + 1] = __builtin_fmaf(part[n + 1], b[0], all[n + 1] * a[0]);
+    all[n] = top[0];
 }
 
-static void attend_finish(const float* all, float sum, int n, float* out) {
+static void attend_finish(const float* all, int head_dim, float* out) {
+    const VF sum = set1(all[headrace::value_width(head_dim) + 1]);
     int i = 0;
-    for (; i + 16 <= n; i += 16) store(out + i, load(all + i) / set1(sum));
-    if (i < n) store_some(out + i, load(all + i) / set1(sum), n - i);
+    for (; i + 16 <= head_dim; i += 16) store(out + i, load(all + i) / sum);
+    if (i < head_dim) store_some(out + i, load(all + i) / sum, head_dim - i);
 }
 
 // float32 to IEEE half: to nearest, ties to even, whatever the rounding and denormal modes; a NaN stays one.

@@ -176,6 +176,11 @@ HR_INLINE int32_t sum_ints(VI x) {
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4E));
     return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xB1)));
 }
+// f(lanes 0 to 7, lanes 8 to 15)
+template <class F>
+HR_INLINE __m256 halves(VF x, F f) {
+    return f(x.a, x.b);
+}
 HR_INLINE float largest(VF x) {
     __m256 t = _mm256_max_ps(x.a, x.b);
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(t), _mm256_extractf128_ps(t, 1));

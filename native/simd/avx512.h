@@ -106,6 +106,11 @@ HR_INLINE void store_s8(int8_t* p, VI a) { _mm_storeu_si128((__m128i*)p, _mm512_
 HR_INLINE void store_u16(uint16_t* p, VI a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }
 HR_INLINE bool any_nan(VF a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
 HR_INLINE int32_t sum_ints(VI a) { return _mm512_reduce_add_epi32(a.v); }
+// f(lanes 0 to 7, lanes 8 to 15)
+template <class F>
+HR_INLINE __m256 halves(VF a, F f) {
+    return f(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+}
 HR_INLINE float largest(VF a) { return _mm512_reduce_max_ps(a.v); }  // of lanes without NaN
 // acc + pairs of bf16 products, the second of each pair first, each a fused multiply-add; exact only while denormals
 // are flushed

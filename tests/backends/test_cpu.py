@@ -169,7 +169,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 @pytest.mark.parametrize("head_dim", [2, 10, 32, 64, 80, 96, 128, 256])
-@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (37, 0.0), (0, 15.0)])
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (37, 0.0), (1, 0.0), (0, 15.0)])
 def test_attention_is_that_of_the_reference(head_dim: int, window: int, cap: float) -> None:
     shape = Shape(heads=3, kv_heads=1, head_dim=head_dim, window=window, cap=cap, formats=FLOATS)
     source = Random(shape)
@@ -298,6 +298,41 @@ def test_long_contexts_are_cut_for_threads_without_a_trace() -> None:
     world = World(executor(shape, limits), [sequence, ids(1000, 5)], limits.pages)
     world.feed([{0: 998, 1: 20}, {0: 1}, {0: 1, 1: 900}])
     assert same(np.stack(world.logits[0]), whole)
+
+
+GROUPS = {  # by query heads for each kv head
+    "3": Shape(heads=6, kv_heads=2, head_dim=64, formats=FLOATS),
+    "7": Shape(heads=7, kv_heads=1, head_dim=32, window=300, formats=FLOATS),
+    "8": Shape(heads=8, kv_heads=1, head_dim=80, formats=FLOATS),
+    "26": Shape(heads=26, kv_heads=1, head_dim=10, cap=9.0, formats=FLOATS),
+}
+FAMILY = replace(LIMITS, pages=200)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+@pytest.mark.parametrize("name", GROUPS)
+def test_pages_in_common_are_read_together_without_a_trace(name: str, data: st.DataObject) -> None:
+    """Sequences that begin with pages of others: their rows have the same bits together as one sequence at a time."""
+    made = EXECUTORS.setdefault(name, executor(GROUPS[name], FAMILY))
+    world = World(made, [ids(790)], FAMILY.pages, seed=data.draw(st.integers(0, 1000)))
+    world.feed([{0: 600}, {0: 190}])
+    rows = {}
+    for b in range(1, data.draw(st.integers(3, 8))):
+        parent = data.draw(st.integers(0, b - 1))
+        pages = data.draw(st.sampled_from([7, 8, 9, 15, 16, 17, 24, 0]) | st.integers(0, 24))
+        pages = min(pages, world.computed[parent] // PAGE)
+        own, rows[b] = data.draw(st.integers(1, 260)), data.draw(st.sampled_from([1, 1, 1, 2, 5, 40]))
+        world.sequences = [*world.sequences, [*world.sequences[parent][: pages * PAGE], *ids(own + rows[b], b)]]
+        world.tables.append(list(world.tables[parent][:pages]))
+        world.computed.append(pages * PAGE)
+        world.logits.append([])
+        world.step({b: own})
+    together = world.step(rows).logits
+    for b, n in rows.items():
+        world.computed[b] -= n
+        assert same(world.step({b: n}).logits, together[:n])
+        together = together[n:]
 
 
 # --- what must not matter ---------------------------------------------------------------------------------------------
