@@ -210,6 +210,9 @@ Every call raises ValueError when what it is given does not fit together.)")
             "norm",
             [](Plan& p, Slice x, Vector w, int heads, float eps, Slice out) { p.norm(x, values(w), heads, eps, out); },
             "x"_a, "weight"_a, "heads"_a, "eps"_a, "out"_a)
+        .def(
+            "norm_into", [](Plan& p, Slice x, Vector w, float eps, int into) { p.norm_into(x, values(w), eps, into); },
+            "x"_a, "weight"_a, "eps"_a, "into"_a, "Fills an input with the norm of x.")
         .def("prepare", &Plan::prepare, "x"_a, "into"_a, "Fills an input; one of slots gathers the rows of tokens.")
         .def("glu", &Plan::glu, "x"_a, "activation"_a, "out"_a, "activation: 0 silu, 1 gelu (tanh), 2 gelu (erf).")
         .def("add", &Plan::add, "x"_a, "y"_a, "out"_a)

@@ -33,6 +33,7 @@ struct Activations {
 // The same arrays, writable, and which of them to fill.
 struct ActivationBuffers {
     Activations view;
+    float* f32 = nullptr;  // the writable side of view.f32
     bool want_bf16 = false, want_q32 = false;
 };
 
@@ -82,6 +83,8 @@ struct KernelTable {
     // Prepares n columns of row `row` of `buffers`, from `column` (a multiple of 32) on; fills what is wanted, and the
     // rest of a last block with zeros.
     void (*prepare)(const float* x, int n, int row, int column, const ActivationBuffers& buffers);
+    // Prepares the norm of a row as row `row`.
+    void (*norm_into)(const float* x, const float* weight, int n, float eps, int row, const ActivationBuffers& buffers);
     // out[i] = act(gate[i]) * up[i]; activation 0 silu, 1 gelu (tanh form), 2 gelu (erf form)
     void (*glu)(const float* gate, const float* up, int n, int activation, float* out);
     void (*add)(const float* x, const float* y, int n, float* out);

@@ -154,12 +154,10 @@ class RowPhase : public Phase {
 struct Prepared {
     ActivationBuffers buffers;
     std::vector<Arena> memory;
-    float* f32 = nullptr;  // writable side of buffers.view.f32
 
     // n columns of a row, from `column` (a multiple of 32) on.
     void fill(const KernelTable& k, const float* x, int n, int row, int column) const {
-        if (f32) memcpy(f32 + size_t(row) * buffers.view.f32_stride + column, x, sizeof(float) * n);
-        if (buffers.want_bf16 || buffers.want_q32) k.prepare(x, n, row, column, buffers);
+        k.prepare(x, n, row, column, buffers);
     }
 };
 
@@ -382,6 +380,7 @@ SamplingRow sampling_row(const SamplingArrays& a, int r);
 // Row ops. Views: see each; all widths are the caller's business and were checked when the plan was built.
 std::unique_ptr<RowOp> embed_op(std::vector<std::pair<const Packed*, int>> table, float scale, View out);
 std::unique_ptr<RowOp> norm_op(View x, std::vector<float> weight, int heads, float eps, View out);
+std::unique_ptr<RowOp> norm_into_op(View x, std::vector<float> weight, float eps, const Prepared* into);
 std::unique_ptr<RowOp> prepare_op(View x, const Prepared* into,
                                   const Slots* slots);  // slots: row s is x's row source[s]
 std::unique_ptr<RowOp> glu_op(View x, int activation, View out);

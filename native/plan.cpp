@@ -146,7 +146,8 @@ int Plan::prepared(int columns, Extent extent, bool f32, bool bf16, bool q32) {
     require(columns > 0, "an input needs at least one column");
     inputs_.push_back({{}, columns, extent});
     Prepared& p = inputs_.back().prepared;
-    Activations& a = p.buffers.view;
+    ActivationBuffers& to = p.buffers;
+    Activations& a = to.view;
     const size_t rows = rows_of(extent), blocks = padded(columns, 32) / 32;
     const auto take = [&](size_t elements, auto* kind) {
         p.memory.emplace_back(rows * elements * sizeof(*kind));
@@ -155,8 +156,8 @@ int Plan::prepared(int columns, Extent extent, bool f32, bool bf16, bool q32) {
     a.columns = columns;
     a.f32_stride = apart(columns, 16), a.bf16_stride = apart(columns, 32), a.q_stride = apart(columns, 64);
     a.blocks_stride = static_cast<int>(blocks);
-    p.buffers.want_bf16 = bf16, p.buffers.want_q32 = q32;
-    if (f32) a.f32 = p.f32 = take(a.f32_stride, static_cast<float*>(nullptr));
+    to.want_bf16 = bf16, to.want_q32 = q32;
+    if (f32) a.f32 = to.f32 = take(a.f32_stride, static_cast<float*>(nullptr));
     if (bf16) a.bf16 = take(a.bf16_stride, static_cast<uint16_t*>(nullptr));
     if (q32) {
         a.q32 = take(a.q_stride, static_cast<int8_t*>(nullptr));
@@ -216,6 +217,13 @@ void Plan::norm(Slice x, std::vector<float> weight, int heads, float eps, Slice 
     require(heads > 0 && size_t(view(x).width) == weight.size() * heads && view(out).width == view(x).width,
             "norm: widths differ");
     row_op("norm", shared("norm", {x, out}), norm_op(view(x), std::move(weight), heads, eps, view(out)));
+}
+
+void Plan::norm_into(Slice x, std::vector<float> weight, float eps, int into) {
+    Input& in = input(into);
+    require(in.columns == view(x).width && size_t(in.columns) == weight.size(), "norm_into: widths differ");
+    require(in.extent == buffer_of(x).extent, "norm_into: extents differ");
+    row_op("norm", in.extent, norm_into_op(view(x), std::move(weight), eps, &in.prepared));
 }
 
 void Plan::prepare(Slice x, int into) {
@@ -324,7 +332,7 @@ void Plan::linear(const std::string& name, int in, const std::vector<PieceRef>& 
     const Extent extent = buffer_of(out).extent;
     require(i.extent == extent, "linear: extents differ");
     require(bias.empty() || bias.size() == size_t(view(out).width), "linear: the bias has another width");
-    Epilogue epilogue{std::move(bias), add ? view(*add) : View{}};
+    Epilogue epilogue{std::move(bias), add ? view(*add) : View{}, {}};
     require(!add || (epilogue.add.width == view(out).width && buffer_of(*add).extent == extent),
             "linear: widths differ");
     part(extent).push_back(std::make_unique<LinearPhase>(name, extent, slots(extent), &i.prepared,

@@ -31,7 +31,8 @@ class Plan {
 
     void embed(const std::vector<const Packed*>& table, float scale, Slice out);
     void norm(Slice x, std::vector<float> weight, int heads, float eps, Slice out);
-    void prepare(Slice x, int into);  // into slots: gathers each slot's row
+    void norm_into(Slice x, std::vector<float> weight, float eps, int into);  // prepares the norm
+    void prepare(Slice x, int into);                                          // into slots: gathers each slot's row
     void glu(Slice x, int activation, Slice out);
     void add(Slice x, Slice y, Slice out);
     void bias(Slice x, std::vector<float> bias, Slice out);

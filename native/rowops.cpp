@@ -38,6 +38,18 @@ struct Norm : RowOp {
     }
 };
 
+struct NormInto : RowOp {
+    View x;
+    std::vector<float> weight;
+    float eps;
+    const Prepared* into;
+    NormInto(View x, std::vector<float> weight, float eps, const Prepared* into)
+        : x(x), weight(std::move(weight)), eps(eps), into(into) {}
+    void run(const Here& here, int row) const override {
+        here.kernels().norm_into(x.row(row), weight.data(), x.width, eps, row, into->buffers);
+    }
+};
+
 struct Prepare : RowOp {
     View x;
     const Prepared* into;
@@ -194,6 +206,9 @@ std::unique_ptr<RowOp> embed_op(std::vector<std::pair<const Packed*, int>> table
 }
 std::unique_ptr<RowOp> norm_op(View x, std::vector<float> weight, int heads, float eps, View out) {
     return std::make_unique<Norm>(x, std::move(weight), heads, eps, out);
+}
+std::unique_ptr<RowOp> norm_into_op(View x, std::vector<float> weight, float eps, const Prepared* into) {
+    return std::make_unique<NormInto>(x, std::move(weight), eps, into);
 }
 std::unique_ptr<RowOp> prepare_op(View x, const Prepared* into, const Slots* slots) {
     return std::make_unique<Prepare>(x, into, slots);

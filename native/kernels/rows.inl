@@ -29,7 +29,8 @@ HR_INLINE void each_pair(const float* x, const float* y, int n, float* out, F f)
 
 // --- norm --------------------------------------------------------------------------------------------------
 
-static void norm(const float* x, const float* weight, int n, float eps, float* out) {
+// 1 / the root of the mean square
+HR_INLINE VF inverse_size(const float* x, int n, float eps) {
     VF squares = zero();
     for (int i = 0; i < n; i += 16) {
         const VF v = load_part(x + i, n - i);
@@ -37,7 +38,11 @@ static void norm(const float* x, const float* weight, int n, float eps, float* o
     }
     const float mean = sum_lanes(squares) / (float)n;
     // Values whose squares overflow must not become zeros in silence: NaN shows in the row's status.
-    const VF r = set1(mean <= 3.4028235e38f ? 1.0f / __builtin_sqrtf(mean + eps) : __builtin_nanf(""));
+    return set1(mean <= 3.4028235e38f ? 1.0f / __builtin_sqrtf(mean + eps) : __builtin_nanf(""));
+}
+
+static void norm(const float* x, const float* weight, int n, float eps, float* out) {
+    const VF r = inverse_size(x, n, eps);
     each_pair(x, weight, n, out, [r](VF v, VF w) { return v * r * w; });
 }
 
@@ -58,14 +63,15 @@ HR_INLINE Scale scale_of(float amax, VF tainted) {
 }
 HR_INLINE VI quantize(VF x, Scale s) { return s.inverse > 0.0f ? round_int(x * set1(s.inverse)) : zeroi(); }
 
-static void quantize32(const float* x, int n, int row, int column, const Activations& to) {
+// get(i): 16 values from the i-th on, zeros beyond the n-th
+template <class Get>
+HR_INLINE void quantize32(Get get, int n, int row, int column, const Activations& to) {
     int8_t* q = (int8_t*)to.q32 + (size_t)row * to.q_stride + column;
     const size_t at = (size_t)row * to.blocks_stride + column / 32;
     float *d = (float*)to.d32 + at, *s = (float*)to.s32 + at;
     int32_t *sums = (int32_t*)to.sum32 + at, *halves = (int32_t*)to.sum16 + 2 * at;
     for (int b = 0; 32 * b < n; b++) {
-        const VF x0 = load_part(x + 32 * b, n - 32 * b);
-        const VF x1 = n - 32 * b > 16 ? load_part(x + 32 * b + 16, n - 32 * b - 16) : zero();
+        const VF x0 = get(32 * b), x1 = n - 32 * b > 16 ? get(32 * b + 16) : zero();
         const Scale scale = scale_of(largest(max(abs(x0), abs(x1))), taint(x0) + taint(x1));
         const VI q0 = quantize(x0, scale), q1 = quantize(x1, scale);
         store_s8(q + 32 * b, q0);
@@ -85,18 +91,37 @@ HR_INLINE VI to_bf16(VF x) {
     return select_nan(x, shr<16>(u) | seti(64), near);
 }
 
-static void round_bf16(const float* x, int n, int row, int column, const Activations& to) {
+template <class Get>
+HR_INLINE void round_bf16(Get get, int n, int row, int column, const Activations& to) {
     uint16_t* out = (uint16_t*)to.bf16 + (size_t)row * to.bf16_stride + column;
     int i = 0;
-    for (; i + 16 <= n; i += 16) store_u16(out + i, to_bf16(load(x + i)));
+    for (; i + 16 <= n; i += 16) store_u16(out + i, to_bf16(get(i)));
+    if (i == n) return;
     uint16_t rest[16];
-    store_u16(rest, to_bf16(load_some(x + i, n - i, 0.0f)));
+    store_u16(rest, to_bf16(get(i)));
     for (int k = i; k < (n + 1) / 2 * 2; k++) out[k] = rest[k - i];
 }
 
-static void prepare(const float* x, int n, int row, int column, const ActivationBuffers& buffers) {
-    if (buffers.want_q32) quantize32(x, n, row, column, buffers.view);
-    if (buffers.want_bf16) round_bf16(x, n, row, column, buffers.view);
+template <class Get>
+HR_INLINE void prepare_what(Get get, int n, int row, int column, const ActivationBuffers& to) {
+    if (to.f32) {
+        float* out = to.f32 + (size_t)row * to.view.f32_stride + column;
+        for (int i = 0; i < n; i += 16) store_part(out + i, get(i), n - i);
+    }
+    if (to.want_q32) quantize32(get, n, row, column, to.view);
+    if (to.want_bf16) round_bf16(get, n, row, column, to.view);
+}
+
+static void prepare(const float* x, int n, int row, int column, const ActivationBuffers& to) {
+    prepare_what([=](int i) __attribute__((always_inline)) { return load_part(x + i, n - i); }, n, row, column, to);
+}
+
+static void norm_into(const float* x, const float* weight, int n, float eps, int row, const ActivationBuffers& to) {
+    const VF r = inverse_size(x, n, eps);
+    const auto get = [=](int i) __attribute__((always_inline)) {
+        return load_part(x + i, n - i) * r * load_part(weight + i, n - i);
+    };
+    prepare_what(get, n, row, 0, to);
 }
 
 // --- activations -------------------------------------------------------------------------------------------
@@ -193,6 +218,7 @@ static void rope(float* x, int heads, int head_dim, int rotary, const float* cos
 static void fill_rows(headrace::KernelTable& t) {
     t.norm = rows::norm;
     t.prepare = rows::prepare;
+    t.norm_into = rows::norm_into;
     t.glu = rows::glu;
     t.add = rows::add;
     t.add_rows = rows::add_rows;

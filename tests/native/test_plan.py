@@ -79,6 +79,11 @@ MISFITS: dict[str, Callable[[Parts], None]] = {
     "add of two widths": lambda p: p.plan.add(p.x, p.wide, p.y),
     "norm of another width": lambda p: p.plan.norm(p.x, np.ones(8, np.float32), 1, 1e-5, p.y),
     "norm of too many heads": lambda p: p.plan.norm(p.x, p.ones, 2, 1e-5, p.y),
+    "norm of another width into an input": lambda p: p.plan.norm_into(
+        p.wide, np.ones(2 * WIDTH, np.float32), 1e-5, p.input
+    ),
+    "norm by other weights into an input": lambda p: p.plan.norm_into(p.x, np.ones(8, np.float32), 1e-5, p.input),
+    "norm of other rows into an input": lambda p: p.plan.norm_into(p.x, p.ones, 1e-5, p.tail),
     "glu that isn't half": lambda p: p.plan.glu(p.x, 0, p.y),
     "an activation that isn't there": lambda p: p.plan.glu(p.wide, 3, p.y),
     "bias of another width": lambda p: p.plan.bias(p.x, np.ones(3, np.float32), p.y),

@@ -1,9 +1,9 @@
 """From a program to a native plan: which buffers hold which values, what is prepared for whom, which ops share a phase.
 
 One rule an op kind, in the table at the end. Merges (all off with ``merge=False``, same bits either way): row ops that
-follow each other share a phase (norm + prepare, rope + KV write, adds, scales); a gated MLP's first linear, its glu
-and the preparation of what comes out are one phase; attention prepares what it gives; a linear adds bias and residual
-to its outputs while they are in the cache; rope turns in place; buffers of values that have died are reused.
+follow each other share a phase (rope + KV write, adds, scales); norm and attention prepare what they give; a gated MLP's
+first linear, its glu and the preparation of what comes out are one phase; a linear adds bias and residual to its outputs
+while they are in the cache; rope turns in place; buffers of values that have died are reused.
 Does not know devices beyond the plan's calls, nor requests.
 """
 
@@ -200,8 +200,12 @@ def _embed(to: Lowering, op: Op) -> None:
 
 
 def _norm(to: Lowering, op: Op) -> None:
-    weight = to.weights.vectors[op.weights[0]]
-    to.plan.norm(to.place(op.inputs[0]), weight, op.attrs["heads"], op.attrs["eps"], to.new(op.outputs[0]))
+    x, weight, eps = to.place(op.inputs[0]), to.weights.vectors[op.weights[0]], op.attrs["eps"]
+    into = to.prepared_by_its_op(op.outputs[0]) if op.attrs["heads"] == 1 else -1
+    if into >= 0:
+        to.plan.norm_into(x, weight, eps, into)
+    else:
+        to.plan.norm(x, weight, op.attrs["heads"], eps, to.new(op.outputs[0]))
 
 
 def _linear(to: Lowering, op: Op) -> None:
