@@ -50,13 +50,13 @@ def taught(noise: random.Random, sizes: list[int], late: float = 0.0) -> StepTim
     return times
 
 
-@pytest.mark.parametrize("late", [0.0, 0.2])
-def test_predictions_are_close_to_what_was_measured_and_bear_outliers(late: float) -> None:
+@pytest.mark.parametrize(("late", "off"), [(0.0, 0.16), (0.2, 0.25)])
+def test_predictions_are_close_to_what_was_measured_and_bear_outliers(late: float, off: float) -> None:
     times = taught(random.Random(1), SIZES, late)
     for rows in range(1, 513):
-        assert times.seconds(prompt(rows)) == pytest.approx(machine(prompt(rows)), rel=0.3)
+        assert times.seconds(prompt(rows)) == pytest.approx(machine(prompt(rows)), rel=off)
     for rows in range(1, 65):
-        assert times.seconds(decoding(rows, 40)) == pytest.approx(machine(decoding(rows, 40)), rel=0.3)
+        assert times.seconds(decoding(rows, 40)) == pytest.approx(machine(decoding(rows, 40)), rel=off)
 
 
 def test_two_kinds_of_step_are_enough_for_what_lies_between() -> None:
@@ -70,7 +70,7 @@ def test_two_kinds_of_step_are_enough_for_what_lies_between() -> None:
 
 def test_a_machine_that_changes_its_speed_is_followed() -> None:
     times = taught(random.Random(2), SIZES)
-    for _ in range(64):
+    for _ in range(300):
         for rows in SIZES:
             times.learn(prompt(rows), 2 * machine(prompt(rows)))
     for rows in SIZES:

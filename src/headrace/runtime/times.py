@@ -20,17 +20,15 @@ from headrace.program.cost import Attention, Work
 
 HIDDEN = 8  # rows whose arithmetic hides, more or less, behind the reading of the weights
 KEPT = 8  # steps of one size that are remembered
-EVERY = 8  # once that many are known, one in so many is looked at
+EVERY = 32  # once that many are known, one in so many is looked at
 PATIENCE = 2.0  # how many times a step without prompts one with them may take, if nobody says: an even share for each
 
 # Seconds a byte and a multiply-add until there are measurements: those of a slow machine.
 _BYTE, _MAC = 1 / 10e9, 1 / 50e9
 _TRUST = 0.003  # the weight of that guess beside one step's measurement
-_USUAL = 0.1  # deviations from the prediction beyond which a step counts less and less
-_ROUNDS, _SWEEPS = 3, 12
+_SWEEPS = 40
 
 F64 = NDArray[np.float64]
-Extent = tuple[list[int], list[int], int]  # of each item the first position and the rows; rows of logits
 
 
 class StepTimes:
@@ -39,15 +37,19 @@ class StepTimes:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._factors: F64 = np.ones(6)  # by which the shares of a slow machine are multiplied
-        self._known: dict[int, deque[tuple[Extent, float]]] = {}
+        self._known: dict[int, deque[F64]] = {}  # by size: shares over what the step took
         self._steps: Counter[int] = Counter()
         self._stale = False
 
     def seconds(self, items: list[Scheduled]) -> float:
         """What a step of these items should take."""
+        return float(self.curve(items, 0, 0)[0])
+
+    def curve(self, items: list[Scheduled], start: int, most: int) -> F64:
+        """The same with 0 .. `most` rows of one more sequence, from position `start`, that yields no logits."""
         if self._stale:
             self._fit()
-        return float(self._shares(_extent(items)) @ self._factors)
+        return np.asarray(self._factors @ self._shares(items, start, most))
 
     def learn(self, items: list[Scheduled], seconds: float) -> None:
         """A step of these items took so long. Most steps of sizes that are known well are passed over."""
@@ -57,42 +59,36 @@ class StepTimes:
             known = self._known[size] = deque(maxlen=KEPT)
         self._steps[size] += 1
         if len(known) < KEPT or self._steps[size] % EVERY == 0:
-            known.append((_extent(items), seconds))
+            known.append(self._shares(items, 0, 0)[:, 0] / seconds)
             self._stale = True
 
-    def _shares(self, extent: Extent) -> F64:
-        """Seconds that each share would take on a slow machine."""
+    def _shares(self, items: list[Scheduled], start: int, most: int) -> F64:
+        """Seconds that each share of `curve` would take on a slow machine [6, most + 1]."""
         w = self._work
-        start, count = np.array(extent[0], np.float64), np.array(extent[1], np.float64)
-        rows = float(count.sum())
-        macs = sum(kind.macs * _keys(start, count, kind) for kind in w.attention)
-        read = sum(kind.bytes * _context(start, count, kind) for kind in w.attention)
-        return np.array(
-            (
-                w.weight_bytes * _BYTE,
-                rows * w.row * _MAC,
-                max(0.0, rows - HIDDEN) * w.row * _MAC,
-                extent[2] * w.logit_row * _MAC,
-                macs * _MAC,
-                read * _BYTE,
-            )
-        )
+        begin, count = np.array([i.start for i in items], np.float64), np.array([i.count for i in items], np.float64)
+        more = np.arange(most + 1.0)
+        rows = more + count.sum()
+        macs, read = np.zeros(most + 1), np.zeros(most + 1)
+        for kind in w.attention:
+            macs += kind.macs * (_keys(begin, count, kind).sum() + _keys(start, more, kind))
+            read += kind.bytes * (_context(begin, count, kind).sum() + (more > 0) * _context(start, more, kind))
+        shares = np.empty((6, most + 1))
+        shares[0] = w.weight_bytes * _BYTE
+        shares[1] = rows * w.row * _MAC
+        shares[2] = np.maximum(0.0, rows - HIDDEN) * w.row * _MAC
+        shares[3] = sum([i.sample for i in items]) * w.logit_row * _MAC
+        shares[4] = macs * _MAC
+        shares[5] = read * _BYTE
+        return shares
 
     def _fit(self) -> None:
-        """Least squares of relative deviations, each size counting alike; what is far off counts less (Huber)."""
+        """Least squares of deviations over measured times, each size counting alike: a step that was held up by other
+        work deviates by 1 at most, however long it took."""
         self._stale = False
-        shares = np.array([self._shares(e) / seconds for known in self._known.values() for e, seconds in known])
-        even = np.array([1 / len(known) for known in self._known.values() for _ in known])
-        weights = even
-        for _ in range(_ROUNDS):
-            weighed = shares.T * weights
-            gram, right = weighed @ shares, weighed.sum(axis=1)
-            self._factors = _nonnegative(gram + _TRUST * np.eye(6), right + _TRUST, self._factors)
-            weights = even / np.maximum(1.0, np.abs(shares @ self._factors - 1) / _USUAL)
-
-
-def _extent(items: list[Scheduled]) -> Extent:
-    return [i.start for i in items], [i.count for i in items], sum([i.sample for i in items])
+        shares = np.array([share for known in self._known.values() for share in known])
+        weighed = shares.T * [1 / len(known) for known in self._known.values() for _ in known]
+        gram, right = weighed @ shares + _TRUST * np.eye(6), weighed.sum(axis=1) + _TRUST
+        self._factors = _nonnegative(gram, right, self._factors)
 
 
 def _nonnegative(gram: F64, right: F64, start: F64) -> F64:
@@ -105,20 +101,20 @@ def _nonnegative(gram: F64, right: F64, start: F64) -> F64:
     return np.array(x)
 
 
-def _keys(start: F64, count: F64, kind: Attention) -> float:
-    """Keys that rows `start` .. `start + count` of each sequence see, together."""
-    return float((_triangle(start + count, kind) - _triangle(start, kind)).sum())
+def _keys(start: F64 | int, count: F64, kind: Attention) -> F64:
+    """Keys that a sequence's rows `start` .. `start + count` see, together."""
+    return _triangle(start + count, kind) - _triangle(np.asarray(start, np.float64), kind)
 
 
 def _triangle(n: F64, kind: Attention) -> F64:
     full = n if kind.window is None else np.minimum(n, kind.window)
-    return full * (full + 1) / 2 + (n - full) * full
+    return np.asarray(full * (full + 1) / 2 + (n - full) * full)
 
 
-def _context(start: F64, count: F64, kind: Attention) -> float:
-    """Keys of each sequence that are read, once for all of its rows."""
+def _context(start: F64 | int, count: F64, kind: Attention) -> F64:
+    """Keys of a sequence that are read, once for all of its rows."""
     end = start + count
-    return float((end if kind.window is None else np.minimum(end, kind.window + count - 1)).sum())
+    return end if kind.window is None else np.minimum(end, kind.window + count - 1)
 
 
 class Pace:
@@ -133,15 +129,7 @@ class Pace:
         self._most = most
 
     def __call__(self, items: list[Scheduled], start: int) -> int:
-        """By bisection; 0 where the decoding alone takes as long."""
-        seconds = self._times.seconds
-        limit = PATIENCE * seconds(items) if self._seconds is None else self._seconds
-        fits, not_fits = 0, self._most + 1
-        while not_fits - fits > 1:
-            middle = (fits + not_fits) // 2
-            chunk = Scheduled(items[0].sequence, start, middle, False)
-            if seconds([*items, chunk]) <= limit:
-                fits = middle
-            else:
-                not_fits = middle
-        return fits
+        """0 where the decoding alone takes as long."""
+        curve = self._times.curve(items, start, self._most)
+        limit = PATIENCE * curve[0] if self._seconds is None else self._seconds
+        return max(0, int(np.searchsorted(curve, limit, side="right")) - 1)
