@@ -38,8 +38,12 @@ check: $(STAMP) ## style, types, floors, and the tests that need no model
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -m quick -n auto --dist worksteal $(ARGS)
 
-bench: $(STAMP) ## a short set of measurements; writes bench/results/
-	$(BIN)/python bench/run.py $(ARGS)
+bench: $(STAMP) ## a short set of measurements of MODEL; writes bench/results/
+	$(BIN)/headrace bench step $(MODEL) --sequences 1 8 32 64 --profile --json bench/results/step.json $(ARGS)
+	$(BIN)/headrace bench throughput $(MODEL) --json bench/results/throughput.json $(ARGS)
+	$(BIN)/headrace bench latency $(MODEL) --json bench/results/latency.json $(ARGS)
+	$(BIN)/headrace bench startup $(MODEL) --json bench/results/startup.json $(ARGS)
+	$(BIN)/headrace bench serve $(MODEL) --max-concurrency 16 --json bench/results/serve.json $(ARGS)
 
 soak: $(STAMP) ## the long tests
 	$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from machine import save
-
 from headrace import LLM, SamplingParams
+from headrace.bench.report import write
+
+RESULTS = Path(__file__).parent / "results" / "memory.json"
 
 
 def resident() -> float:
@@ -33,7 +34,8 @@ def main() -> None:
         }
     for name, value in rows.items():
         print(f"{name:32s} {value if isinstance(value, str) else f'{value:.1f}'}")
-    print(f"written: {save('memory', rows)}")
+    write(RESULTS, "memory", {}, rows)
+    print(f"written: {RESULTS}")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@ import random
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from machine import save
-
 from headrace import LLM, SamplingParams
+from headrace.bench.report import write
 from headrace.core.scheduler import Scheduled
 from headrace.engine.requests import checked
+
+RESULTS = Path(__file__).parent / "results" / "pace.json"
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 STREAMS, SECONDS, EVERY = 8, 9.0, 1.5
@@ -111,7 +113,8 @@ def main() -> None:
     for name, limit in (("no limit", 0.0), ("the engine's own", None)):
         rows[name] = gaps(model, limit)
         print(f"{name}: " + "  ".join(f"{k} {v:.4g}" for k, v in rows[name].items()))
-    print(f"written: {save('pace', {'predicted': ratios, 'gaps': rows})}")
+    write(RESULTS, "pace", {"model": model}, {"predicted": ratios, "gaps": rows})
+    print(f"written: {RESULTS}")
 
 
 if __name__ == "__main__":

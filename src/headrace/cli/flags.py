@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from headrace.base.settings import DEFAULT_MODEL, EngineSettings
 
@@ -72,6 +73,23 @@ ModelOption = Annotated[
 ]
 
 
+class ManyValues(TyperCommand):
+    """A command whose repeated options take all the words up to the next option: ``--sequences 1 8 32``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Gives each such word its option."""
+        many = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
+        given, option = [], ""
+        for word in args:
+            if word.startswith("-"):
+                option = word if word.replace("_", "-") in many else ""
+                given.append(word)
+            else:
+                given += [option, word] if option and given[-1] != option else [word]
+        rest: list[str] = super().parse_args(ctx, given)
+        return rest
+
+
 def with_engine(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the engine's flags to a command, which gets them as `settings`, a function from the model to settings."""
     signature = inspect.signature(command, eval_str=True)
@@ -86,6 +104,17 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
     return run
+
+
+def as_arguments(settings: EngineSettings) -> list[str]:
+    """The command line that gives these settings, the model first."""
+    given = [settings.model]
+    for field in dataclasses.fields(EngineSettings):
+        value = getattr(settings, field.name)
+        if field.name in ENGINE_FLAGS and value != field.default:
+            flag = field.name.replace("_", "-")
+            given += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return given
 
 
 def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
