@@ -1,9 +1,9 @@
 """From a program to a native plan: which buffers hold which values, what is prepared for whom, which ops share a phase.
 
 One rule an op kind, in the table at the end. Merges (all off with ``merge=False``, same bits either way): row ops that
-follow each other share a phase (rope + KV write, adds, scales); norm and attention prepare what they give; a gated MLP's
-first linear, its glu and the preparation of what comes out are one phase; a linear adds bias and residual to its outputs
-while they are in the cache; rope turns in place; buffers of values that have died are reused.
+follow each other share a phase (rope + KV write, adds, scales); norm and attention prepare what they give; a gated
+MLP's first linear, its glu and the preparation of what comes out are one phase; a linear adds bias and residual to its
+outputs while they are in the cache; rope turns in place; buffers of values that have died are reused.
 Does not know devices beyond the plan's calls, nor requests.
 """
 
