@@ -42,7 +42,7 @@ def test_every_request_asks_for_what_was_drawn() -> None:
         run(server, 1, warmups=2, endpoint=ENDPOINTS[1])
     bodies = [body for _, body in server.asked]
     assert len(bodies) == 5
-    assert [len(body["prompt"]) for body in bodies[:2]] == [5, 5]
+    assert [len(body["prompt"].split()) for body in bodies[:2]] == [5, 5]
     assert len(bodies[4]["messages"][0]["content"].split()) == 5
     for body in bodies:
         assert body["top_k"] == 9

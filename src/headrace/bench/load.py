@@ -106,7 +106,7 @@ class Api:
 
     def post(self, ask: Ask, model: str) -> bytes:
         """The whole request."""
-        asked = {"prompt": ask.prompt} if self.endpoint == ENDPOINTS[0] else {"messages": [_message(ask)]}
+        asked = {"prompt": ask.text} if self.endpoint == ENDPOINTS[0] else {"messages": [_message(ask)]}
         body = {
             "model": model,
             **asked,

@@ -63,7 +63,7 @@ class Ask:
 
     @property
     def text(self) -> str:
-        """As many common words, for interfaces that take no ids."""
+        """As many common words: about a token each, and the answers to them are text, not pieces of characters."""
         return " ".join(WORDS[i % len(WORDS)] for i in self.prompt)
 
 
