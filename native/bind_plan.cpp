@@ -185,6 +185,10 @@ void bind_plan(nb::module_& m) {
         .value("LOGITS", Extent::Logits, "the rows that yield logits, a chunk at a time")
         .value("SLOTS", Extent::Slots, "pairs of a token and an expert it chose");
 
+    nb::class_<Company>(m, "Company", "How many threads a short step should have; for its tests. See native/pool.h.")
+        .def(nb::init<int>(), nb::arg("threads"))
+        .def("threads", &Company::threads)
+        .def("ran", &Company::ran, nb::arg("rows"), nb::arg("seconds"), nb::arg("slept"));
     m.def("allowed_processors", &allowed_processors, "Processors that this process may use.");
 
     nb::class_<Plan>(m, "Plan", R"(A program lowered to phases over fixed buffers.

@@ -16,10 +16,8 @@ void require(bool right, const std::string& what) {
     if (!right) throw std::invalid_argument("plan: " + what);
 }
 
-constexpr int kShortStep = 32;                    // rows
-constexpr int kWarmLines = 64;                    // of the next phase, asked for before a thread says that it has come
-constexpr int kManyWaits = 4;                     // sleeps of a step that tell of company
-constexpr int kLeastAlone = 8, kMostAlone = 128;  // steps
+constexpr int kShortStep = 32;  // rows; a longer one has time to share its work out
+constexpr int kWarmLines = 64;  // of the next phase, asked for before a thread says that it has come
 constexpr int kMostRows = 1 << 24, kMost = 1 << 30;  // of a step; of anything else that is counted
 
 constexpr size_t kPartialBytes = size_t(32) << 20;  // touched where splits of a row are done apart
@@ -70,7 +68,7 @@ class Busy {
 }  // namespace
 
 Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers)
-    : kernels_(kernels), limits_(limits), merge_(merge), ids_(limits.vocab), pool_(threads) {
+    : kernels_(kernels), limits_(limits), merge_(merge), ids_(limits.vocab), company_(threads), pool_(threads) {
     require(limits.tokens > 0 && limits.sequences > 0 && limits.pages > 0 && limits.context > 0 && limits.vocab > 0 &&
                 limits.chunk > 0,
             "every limit must be at least 1");
@@ -425,32 +423,15 @@ void Plan::run(const StepArrays& step, Outcome& outcome) {
     for (int b = 0; b < step.sequences(); b++)
         std::fill(live_.sequence_of.begin() + step.query_start[b], live_.sequence_of.begin() + step.query_start[b + 1],
                   b);
-    share_out(step.rows());
+    const bool brief = step.rows() <= kShortStep;
+    live_.threads = brief ? company_.threads() : pool_.threads();
     for (Crowd& c : crowds_) c.gather(step);
-    if (live_.threads == 1) {
+    const double from = now();
+    if (live_.threads == 1)
         pool_.run_alone(&Plan::job, this);
-    } else {
+    else
         pool_.run(&Plan::job, this);
-        crowded_ = step.rows() <= kShortStep && pool_.long_waits() >= kManyWaits;
-    }
-}
-
-// A short step whose barriers sleep shares its processors with somebody, and one thread is then faster than several:
-// the next steps run on one, for twice as long each time that a new try is no better. No bit depends on it.
-void Plan::share_out(int rows) {
-    live_.threads = pool_.threads();
-    if (rows > kShortStep || live_.threads == 1) return;
-    if (alone_ > 0) {
-        alone_--;
-        live_.threads = 1;
-    } else if (crowded_) {
-        penance_ = std::min(std::max(kLeastAlone, 2 * penance_), kMostAlone);
-        alone_ = penance_;
-        crowded_ = false;
-        live_.threads = 1;
-    } else {
-        penance_ /= 2;
-    }
+    if (brief) company_.ran(step.rows(), now() - from, live_.threads == 1 ? 0 : pool_.slept());
 }
 
 void Plan::job(void* plan, int thread) { static_cast<Plan*>(plan)->work(thread); }

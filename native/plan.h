@@ -92,7 +92,6 @@ class Plan {
     std::vector<Piece> pieces(const std::vector<PieceRef>& refs, const Input& in, int width) const;
     Crowd* crowd(int heads, int kv_heads, int window);
 
-    void share_out(int rows);
     static void job(void* plan, int thread);
     void work(int thread);
     void sweep(const std::vector<std::unique_ptr<Phase>>& phases, const Here& here);
@@ -118,9 +117,7 @@ class Plan {
     double clock_ = 0;
     Live live_;
     std::atomic<bool> busy_{false};
-    // Steps to run on the caller's thread alone before the others are tried again: see share_out
-    int alone_ = 0, penance_ = 0;
-    bool crowded_ = false;
+    Company company_;
     Pool pool_;  // last: its threads end before what they use
 };
 

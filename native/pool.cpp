@@ -3,6 +3,8 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -48,6 +50,14 @@ constexpr int kSpins = 2500;       // about 60 to 100 us: longer than any barrie
 constexpr int kStartSpins = 8000;  // about 200 to 300 us: longer than what lies between two steps
 constexpr int kCrowdedSpins = 8;   // more threads than processors: whoever is awaited needs this processor
 
+// Company: a step is disturbed when a thread slept for more than this share of it
+constexpr double kLongShare = 0.25;
+constexpr int kLeastAlone = 2, kMostAlone = 64;    // steps
+constexpr int kQuiet = 16;                         // undisturbed steps after which the past is forgotten
+constexpr int kLeastTrust = 8, kMostTrust = 1024;  // steps
+
+double time_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
 }  // namespace
 
 void Epoch::advance(uint32_t to) {
@@ -55,18 +65,49 @@ void Epoch::advance(uint32_t to) {
     if (sleepers_.load(std::memory_order_seq_cst)) wake_all(value_);
 }
 
-bool Epoch::await(uint32_t at_least, int spins, Ahead& ahead) const {
+double Epoch::await(uint32_t at_least, int spins, Ahead& ahead) const {
     for (int i = 0; i < spins; i++) {
-        if (reached(now(), at_least)) return false;
+        if (reached(now(), at_least)) return 0;
         if (ahead.at < ahead.end)
             ahead.ask();
         else
             relax();
     }
+    const double from = time_now();
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
     for (uint32_t seen; !reached(seen = value_.load(std::memory_order_seq_cst), at_least);) sleep_while(value_, seen);
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
-    return true;
+    return time_now() - from;
+}
+
+void Company::ran(int rows, double seconds, double slept) {
+    if (alone_ > 0) {
+        if (rows == rows_ && (fastest_ == 0 || seconds < fastest_)) fastest_ = seconds;
+        if (--alone_ == 0) part();
+    } else if (unjudged_ > 0) {
+        unjudged_--;
+    } else if (slept > kLongShare * seconds) {
+        meet(rows, seconds);
+    } else if (++undisturbed_ >= kQuiet) {
+        penance_ = trust_ = 0;
+    }
+}
+
+void Company::meet(int rows, double seconds) {
+    alone_ = penance_ = std::clamp(2 * penance_, kLeastAlone, kMostAlone);
+    undisturbed_ = 0;
+    rows_ = rows;
+    disturbed_ = seconds;
+    fastest_ = 0;
+}
+
+void Company::part() {
+    if (fastest_ <= disturbed_) {
+        trust_ = 0;
+    } else {
+        unjudged_ = trust_ = std::clamp(2 * trust_, kLeastTrust, kMostTrust);
+        penance_ = 0;
+    }
 }
 
 int allowed_processors() {
@@ -116,7 +157,7 @@ void Pool::run(Job job, void* context) {
     stay();
     job_ = job;
     context_ = context;
-    long_waits_ = 0;
+    seats_[0].slept = 0;
     start_.advance(start_.now() + 1);
     job(context, 0);
     barrier(0);
@@ -137,7 +178,15 @@ void Pool::barrier(int thread, Ahead ahead) {
     const uint32_t round = ++mine.passed;
     mine.arrived.advance(round);
     for (int t = 0; t < threads_; t++)
-        if (t != thread && seats_[t].arrived.await(round, spins_, ahead) && thread == 0) long_waits_++;
+        if (t != thread)
+            if (const double slept = seats_[t].arrived.await(round, spins_, ahead); slept > 0)
+                mine.slept.store(mine.slept.load(std::memory_order_relaxed) + slept, std::memory_order_relaxed);
+}
+
+double Pool::slept() const {
+    double most = 0;
+    for (int t = 0; t < threads_; t++) most = std::max(most, seats_[t].slept.load(std::memory_order_relaxed));
+    return most;
 }
 
 void Pool::work(int thread) {
@@ -145,6 +194,7 @@ void Pool::work(int thread) {
         Ahead nothing;
         start_.await(round, spins_ == kSpins ? kStartSpins : spins_, nothing);
         if (!job_) return;
+        seats_[thread].slept = 0;
         job_(context_, thread);
         barrier(thread);
     }

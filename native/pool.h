@@ -23,9 +23,9 @@ struct Ahead {
 class Epoch {
   public:
     void advance(uint32_t to);  // to: larger than before; wakes those asleep
-    // Returns when the counter has reached `at_least`: whether the wait was so long that it slept.
+    // Returns when the counter has reached `at_least`: the seconds it slept, 0 when spinning was enough.
     // Meanwhile it asks for what lies ahead.
-    bool await(uint32_t at_least, int spins, Ahead& ahead) const;
+    double await(uint32_t at_least, int spins, Ahead& ahead) const;
     uint32_t now() const { return value_.load(std::memory_order_acquire); }
 
   private:
@@ -53,13 +53,14 @@ class Pool {
     // Runs job(context, 0) on the caller alone; its barriers are open. Throws after a fork, as `run` does.
     void run_alone(Job job, void* context);
     int threads() const { return threads_; }
-    // How often thread 0 has slept in barriers of this run: often means that somebody else uses our processors.
-    int long_waits() const { return long_waits_; }
+    // Seconds that one thread, the one that waited most, has slept in barriers of this run.
+    double slept() const;
 
   private:
     struct Seat {
         Epoch arrived;
-        uint32_t passed = 0;  // of its own thread
+        uint32_t passed = 0;           // of its own thread
+        std::atomic<double> slept{0};  // in this run
     };
     void work(int thread);
     void end();         // of the workers
@@ -70,11 +71,35 @@ class Pool {
     const int process_;
     std::unique_ptr<Seat[]> seats_;
     Epoch start_;
-    int long_waits_ = 0;
     bool alone_ = false;
     Job job_ = nullptr;  // null asks the workers to end
     void* context_ = nullptr;
     std::vector<std::thread> workers_;
+};
+
+// Whether somebody else uses our processors, and how many threads a short step should then have. A thread that lost its
+// processor keeps the others waiting at every barrier, so one thread is often faster: it is tried for a few steps,
+// twice as many each time that all threads meet company again soon. When it turns out slower, all threads run for a
+// while whatever happens, twice as long each time. Knows times of steps; not what is in them.
+class Company {
+  public:
+    explicit Company(int threads) : threads_(threads) {}
+    // Threads for the next step: all or one.
+    int threads() const { return alone_ > 0 ? 1 : threads_; }
+    // How that step went. rows: steps of as many take about as long; slept: see Pool, 0 when one thread ran it.
+    void ran(int rows, double seconds, double slept);
+
+  private:
+    void meet(int rows, double seconds);
+    void part();
+
+    const int threads_;
+    int alone_ = 0, penance_ = 0;   // steps to run on one thread yet; of how many
+    int unjudged_ = 0, trust_ = 0;  // steps to run on all threads whatever happens yet; of how many
+    int undisturbed_ = 0;           // steps of all threads since one was disturbed
+    int rows_ = 0;                  // of that one
+    double disturbed_ = 0;          // its seconds
+    double fastest_ = 0;            // of the steps alone with as many rows; 0: there was none
 };
 
 // Processors that this process may use.

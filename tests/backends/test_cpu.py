@@ -638,6 +638,17 @@ class Group:
         Group({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu:/\n", 2.0),
         Group({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "4:cpu:/\n", None),
         Group({"cpu.max": "nonsense"}, expect=None),
+        Group(
+            {"cpu/a/b/cpu.cfs_quota_us": "50000", "cpu/a/b/cpu.cfs_period_us": "100000", "cpu.max": "max 100000"},
+            "4:cpu,cpuacct:/a/b\n1:name=systemd:/x\n",
+            0.5,
+        ),
+        Group(
+            {"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000", "cpu.max": "20000 100000"},
+            "4:cpu:/docker/not/seen/here\n0::/nor/this\n",
+            0.2,
+        ),
+        Group({"cpu.max": "70000 100000"}, "0::relative\nshort\n\n", 0.7),
     ],
 )
 def test_a_control_groups_quota_is_kept(group: Group, tmp_path: Path) -> None:
@@ -647,6 +658,16 @@ def test_a_control_groups_quota_is_kept(group: Group, tmp_path: Path) -> None:
     listing = tmp_path / "listing"
     listing.write_text(group.listing)
     assert threads_of.quota(tmp_path, listing) == group.expect
+
+
+def test_two_processors_of_one_core_count_once(tmp_path: Path) -> None:
+    for processor, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        folder = tmp_path / f"cpu{processor}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(siblings + "\n")
+    assert threads_of.cores({0, 1, 2, 3}, tmp_path) == 2
+    assert threads_of.cores({0, 2}, tmp_path) == 1
+    assert threads_of.cores({0, 2, 8, 9}, tmp_path) == 3  # of 8 and 9 nothing is known
 
 
 def test_threads_are_at_least_one_and_no_more_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

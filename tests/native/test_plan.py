@@ -338,3 +338,46 @@ def test_plans_come_and_go_without_leaving_threads() -> None:
         parts.plan.run(*step())
         del parts
     assert count() <= before  # a thread of an earlier test may have been ending
+
+
+class Machine:
+    """Steps of 4 ms, `alone` seconds on one thread; with company a thread is away for a while in steps of all."""
+
+    def __init__(self, threads: int, alone: float = 0.016) -> None:
+        self.company, self.all, self.alone = native.Company(threads), threads, alone
+
+    def steps(self, n: int, away: float = 0.0, rows: int = 1) -> list[int]:
+        """The threads of each step."""
+        threads = []
+        for _ in range(n):
+            threads.append(self.company.threads())
+            if threads[-1] == 1:
+                self.company.ran(rows, self.alone, 0.0)
+            else:
+                self.company.ran(rows, 0.004 + away, away)
+        return threads
+
+
+def test_one_thread_takes_over_while_there_is_company() -> None:
+    machine = Machine(2, alone=0.006)
+    assert machine.steps(100) == [2] * 100
+    assert machine.steps(100, 0.001) == [2] * 100  # a fifth of a step: nothing to speak of
+    assert machine.steps(1000, 0.003).count(2) < 30
+    assert machine.steps(400)[-200:] == [2] * 200
+    assert machine.steps(4, 0.003) == [2, 1, 1, 2]  # the past is forgotten
+
+
+def test_many_threads_stay_although_one_is_away_when_one_alone_is_slower() -> None:
+    assert Machine(8).steps(5000, 0.003).count(1) < 40
+
+
+def test_steps_of_other_sizes_are_not_held_against_a_disturbed_one() -> None:
+    machine = Machine(2, alone=0.006)
+    assert machine.steps(1, 0.003, rows=8) == [2]
+    machine.alone = 1.0
+    assert machine.steps(2, 0.003, rows=32) == [1, 1]
+    assert machine.steps(2, 0.003, rows=8) == [2, 1]
+
+
+def test_one_thread_has_no_company() -> None:
+    assert Machine(1).steps(50) == [1] * 50
