@@ -6,11 +6,13 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
@@ -617,6 +619,54 @@ def test_a_forked_child_ends_and_cannot_run() -> None:
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(done[1]) == 7 and done[0] == child
     assert made.run(step_of()).status[0] == 0
+
+
+def prompt_logits(made: Executor) -> bytes:
+    """Of a fresh sequence in nine steps."""
+    world = World(made, [ids(40)], LIMITS.pages)
+    return world.feed([{0: n} for n in (1, 2, 3, 4, 5, 6, 7, 8, 4)])[0].tobytes()
+
+
+def test_signals_during_steps_reach_their_handler_and_change_no_bit(small: Executor) -> None:
+    want, rung = prompt_logits(small), []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        deadline = time.monotonic() + 20
+        while len(rung) < 20 and time.monotonic() < deadline:
+            assert prompt_logits(small) == want
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(rung) >= 20
+
+
+def test_executors_of_one_process_run_side_by_side() -> None:
+    """Four at once, each with more threads than its share of the processors: the bits of one alone."""
+    made = [executor(Shape(), replace(LIMITS, threads=3)) for _ in range(4)]
+    want = prompt_logits(made[0])
+    with ThreadPoolExecutor(4) as threads:
+        for got in threads.map(lambda e: [prompt_logits(e) for _ in range(3)], made):
+            assert got == [want] * 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="affinity is Linux's")
+def test_processors_may_be_taken_away_while_it_lives(small: Executor) -> None:
+    want, allowed = prompt_logits(small), os.sched_getaffinity(0)
+    threads = [int(t) for t in os.listdir("/proc/self/task")]
+
+    def allow(processors: set[int]) -> None:
+        for t in threads:
+            with suppress(ProcessLookupError):  # one of another test has ended
+                os.sched_setaffinity(t, processors)
+
+    try:
+        allow({min(allowed)})
+        start = time.monotonic()
+        assert [prompt_logits(small) for _ in range(5)] == [want] * 5
+        assert time.monotonic() - start < 20
+    finally:
+        allow(allowed)
 
 
 @dataclass(frozen=True)
