@@ -138,7 +138,8 @@ class CpuExecutor:
         return out
 
     def _outputs(self, rows: int, step: Step) -> Sampled:
-        asked = max(0, int(step.sampling.logprobs.max())) if rows else 0
+        column = step.sampling.logprobs
+        asked = max(0, int(column.max())) if column.size else 0
         top = min(asked, self._limits.vocab)  # the plan refuses what exceeds it
         return Sampled(
             np.empty(rows, np.int32),
