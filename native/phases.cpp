@@ -19,7 +19,6 @@ namespace {
 
 constexpr size_t kLargestUnit = 64 << 10;
 constexpr size_t kMostAhead = 256 << 10;
-constexpr int kRowBlock = 64;  // rows whose outputs stay in the cache between kernel and epilogue
 
 void finish_unit(const KernelTable& k, const Epilogue& e, View out, int column, int columns, int row, int rows) {
     if (!e.bias.empty() || e.add.data)
@@ -85,13 +84,13 @@ LinearPhase::LinearPhase(std::string name, Extent extent, const Slots* slots, co
       pieces_(std::move(pieces)),
       out_(out),
       epilogue_(std::move(epilogue)),
-      runs_(threads) {
+      grid_(threads) {
     cut_up(1);
 }
 
 void LinearPhase::cut_up(int multiple) {
-    units_ = cut(pieces_, runs_.threads() > 1 ? unit_bytes(pieces_, runs_.threads()) : kLargestUnit, multiple);
-    rewind();
+    units_ = cut(pieces_, grid_.threads() > 1 ? unit_bytes(pieces_, grid_.threads()) : kLargestUnit, multiple);
+    grid_.cut_outputs(static_cast<int>(units_.size()));
 }
 
 bool LinearPhase::give_maxima(View logits, View maxima) {
@@ -105,12 +104,14 @@ bool LinearPhase::give_maxima(View logits, View maxima) {
 
 void LinearPhase::run(const Here& here) {
     const int rows = here.rows(extent_, slots_);
-    for (int i; (i = runs_.take(here.thread, here.live.threads == 1)) >= 0;)
-        run_unit(here.kernels(), pieces_[units_[i].piece], units_[i], in_->buffers.view, 0, rows, out_, epilogue_);
+    for (Grid::Cell c; (c = grid_.take(here, rows)).unit >= 0;) {
+        const Unit& u = units_[c.unit];
+        run_unit(here.kernels(), pieces_[u.piece], u, in_->buffers.view, c.row, c.rows, out_, epilogue_);
+    }
 }
 
 Ahead LinearPhase::ahead(const Here& here) const {
-    const auto [first, end] = runs_.left(here.thread);
+    const auto [first, end] = grid_.ahead(here.thread);
     if (first >= end) return {};
     const Unit &from = units_[first], &last = units_[end - 1];
     const Piece& p = pieces_[from.piece];
@@ -129,18 +130,18 @@ GatedPhase::GatedPhase(std::string name, Extent extent, const Prepared* in, Piec
       up_(up),
       activation_(activation),
       into_(into),
-      runs_(threads) {
-    rewind();
+      grid_(threads) {
+    grid_.cut_outputs((gate.rows + kUnit - 1) / kUnit);
 }
 
 void GatedPhase::run(const Here& here) {
     const int rows = here.rows(extent_, nullptr);
     const Activations& in = in_->buffers.view;
     alignas(64) float gate[kRowBlock * kUnit], up[kRowBlock * kUnit];
-    for (int u; (u = runs_.take(here.thread, here.live.threads == 1)) >= 0;) {
-        const int first = u * kUnit, width = std::min(kUnit, gate_.rows - first);
-        for (int row = 0; row < rows; row += kRowBlock) {
-            const int n = std::min(kRowBlock, rows - row);
+    for (Grid::Cell c; (c = grid_.take(here, rows)).unit >= 0;) {
+        const int first = c.unit * kUnit, width = std::min(kUnit, gate_.rows - first), end = c.row + c.rows;
+        for (int row = c.row; row < end; row += kRowBlock) {
+            const int n = std::min(kRowBlock, end - row);
             for (int i = 0; i < width; i += kLanes) {  // in turn, as they lie in memory
                 gate_.run((first + i) / kLanes, 1, in, row, n, gate + i, kUnit);
                 up_.run((first + i) / kLanes, 1, in, row, n, up + i, kUnit);
@@ -155,7 +156,7 @@ void GatedPhase::run(const Here& here) {
 }
 
 Ahead GatedPhase::ahead(const Here& here) const {
-    const auto [first, end] = runs_.left(here.thread);
+    const auto [first, end] = grid_.ahead(here.thread);
     if (first >= end) return {};
     return panels_ahead(gate_, first * (kUnit / kLanes), std::min(end * (kUnit / kLanes), gate_.panels()));
 }

@@ -1,6 +1,7 @@
 // What a plan is made of: row ops (each row by itself, chained in one phase without barriers) and phases (all threads
 // together, a barrier after each). Knows step arrays and kernels; not how a program was lowered.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -73,6 +74,8 @@ class Phase {
     explicit Phase(std::string name) : name(std::move(name)) {}
     virtual ~Phase() = default;
     virtual void run(const Here& here) = 0;
+    // By one thread before a step whose rows make another number of blocks than those of the last.
+    virtual void cut_rows(const Here&) {}
     virtual void rewind() {}  // by one thread, when no thread is in it
     // What a thread will read first in `run`, to be asked for while it waits for the others to come here.
     virtual Ahead ahead(const Here&) const { return {}; }
@@ -137,6 +140,39 @@ class Runs {
     std::vector<Run> runs_;
 };
 
+constexpr int kRowBlock = 64;  // rows whose inputs and outputs stay in the cache while all weights pass by
+
+// Units of outputs times blocks of rows, dealt out block by block: with many rows each thread has rows of its own, and
+// with few ones units of its own.
+class Grid {
+  public:
+    explicit Grid(int threads) : runs_(threads) {}
+    void cut_outputs(int units) { units_ = units, deal(); }
+    void cut_rows(int rows) { blocks_ = std::max(1, (rows + kRowBlock - 1) / kRowBlock), deal(); }
+    void deal() { runs_.deal(units_ * blocks_); }
+    struct Cell {
+        int unit, row, rows;  // unit -1: none
+    };
+    // A thread's next. rows: of the step.
+    Cell take(const Here& here, int rows) {
+        const int i = runs_.take(here.thread, here.live.threads == 1);
+        if (i < 0) return {-1, 0, 0};
+        const int block = i / units_, row = block * kRowBlock;
+        return {i % units_, row, block == blocks_ - 1 ? rows - row : kRowBlock};
+    }
+    // The units that a thread begins with, as far as they follow each other: first, one past the last.
+    std::pair<int, int> ahead(int thread) const {
+        const auto [first, end] = runs_.left(thread);
+        const int unit = first % units_;
+        return {unit, std::min(units_, unit + end - first)};
+    }
+    int threads() const { return runs_.threads(); }
+
+  private:
+    Runs runs_;
+    int units_ = 1, blocks_ = 1;
+};
+
 // Row ops one after the other, row by row; rows are split between the threads.
 class RowPhase : public Phase {
   public:
@@ -197,7 +233,8 @@ class LinearPhase : public Phase {
     LinearPhase(std::string name, Extent extent, const Slots* slots, const Prepared* in, std::vector<Piece> pieces,
                 View out, Epilogue epilogue, int threads);
     void run(const Here& here) override;
-    void rewind() override { runs_.deal(static_cast<int>(units_.size())); }
+    void rewind() override { grid_.deal(); }
+    void cut_rows(const Here& here) override { grid_.cut_rows(here.rows(extent_, slots_)); }
     Ahead ahead(const Here& here) const override;
     // Whether it could give the maxima of `logits`, which it computes. Then it will.
     bool give_maxima(View logits, View maxima);
@@ -212,7 +249,7 @@ class LinearPhase : public Phase {
     View out_;
     Epilogue epilogue_;
     std::vector<Unit> units_;
-    Runs runs_;
+    Grid grid_;
 };
 
 // into = prepared(activation(in . gate) * (in . up)): a gated MLP's first half, a few blocks of 32 outputs at a time,
@@ -222,7 +259,8 @@ class GatedPhase : public Phase {
     GatedPhase(std::string name, Extent extent, const Prepared* in, Piece gate, Piece up, int activation,
                const Prepared* into, int threads);
     void run(const Here& here) override;
-    void rewind() override { runs_.deal((gate_.rows + kUnit - 1) / kUnit); }
+    void rewind() override { grid_.deal(); }
+    void cut_rows(const Here& here) override { grid_.cut_rows(here.rows(extent_, nullptr)); }
     Ahead ahead(const Here& here) const override;
 
   private:
@@ -232,7 +270,7 @@ class GatedPhase : public Phase {
     const Piece gate_, up_;
     const int activation_;
     const Prepared* into_;
-    Runs runs_;
+    Grid grid_;
 };
 
 // The same for a stack of experts over the rows that were routed to each.

@@ -425,6 +425,10 @@ void Plan::run(const StepArrays& step, Outcome& outcome) {
                   b);
     const bool brief = step.rows() <= kShortStep;
     live_.threads = brief ? company_.threads() : pool_.threads();
+    if (const int blocks = (step.rows() + kRowBlock - 1) / kRowBlock; blocks != blocks_) {
+        blocks_ = blocks;
+        for (const auto& phase : body_) phase->cut_rows({live_, 0, 0, 0});
+    }
     for (Crowd& c : crowds_) c.gather(step);
     const double from = now();
     if (live_.threads == 1)

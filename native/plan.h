@@ -117,6 +117,7 @@ class Plan {
     double clock_ = 0;
     Live live_;
     std::atomic<bool> busy_{false};
+    int blocks_ = 0;  // of rows, of the last step
     Company company_;
     Pool pool_;  // last: its threads end before what they use
 };
