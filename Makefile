@@ -8,7 +8,7 @@ MODEL ?= smollm2-135m
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check bench soak fmt clean
+.PHONY: help serve test check bench bits soak fmt clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -44,6 +44,9 @@ bench: $(STAMP) ## a short set of measurements of MODEL; writes bench/results/
 	$(BIN)/headrace bench latency $(MODEL) --json bench/results/latency.json $(ARGS)
 	$(BIN)/headrace bench startup $(MODEL) --json bench/results/startup.json $(ARGS)
 	$(BIN)/headrace bench serve $(MODEL) --max-concurrency 16 --json bench/results/serve.json $(ARGS)
+
+bits: $(STAMP) ## write tests/golden/bits.json anew, after a change of arithmetic that is meant
+	HEADRACE_RENEW_BITS=1 $(BIN)/python -m pytest -q tests/golden/test_bits.py
 
 soak: $(STAMP) ## the long tests
 	$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)

@@ -115,17 +115,6 @@ int size_of(size_t n, const char* what) {
 
 const KernelTable& table(const std::string& isa) { return *choose_kernels(isa.c_str()); }
 
-std::vector<std::string> isa_names() {
-    std::vector<std::string> names;
-    for (const char* name : {"avx512", "avx2", "scalar"}) {
-        try {
-            names.emplace_back(choose_kernels(name)->isa);
-        } catch (const std::invalid_argument&) {  // this machine lacks it
-        }
-    }
-    return names;
-}
-
 std::vector<std::string> formats() {
     std::vector<std::string> names;
     for (int i = 0; i < kFormats; i++) names.emplace_back(info(static_cast<Format>(i)).name);
@@ -290,7 +279,7 @@ double time_linear(const std::string& isa, const Packed& p, Matrix x, int panels
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
-    m.def("isa_names", &isa_names, "Instruction sets that this machine can run, best first.");
+    m.def("isa_names", &kernel_names, "Instruction sets that this machine can run, best first.");
     m.def("formats", &formats, "Names of the weight formats that can be packed.");
 
     nb::class_<Room>(

@@ -4,49 +4,85 @@
 
 #include "kernels.h"
 
-namespace headrace {
-
-#if !(defined(__x86_64__) || defined(_M_X64))
-const KernelTable* avx2_kernels() { return nullptr; }
-const KernelTable* avx512_kernels() { return nullptr; }
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
+namespace headrace {
 namespace {
 
-bool has_avx2() {
+bool always() { return true; }
+
 #if defined(__x86_64__)
+
+bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-#else
-    return false;
-#endif
 }
 
 bool has_avx512() {
-#if defined(__x86_64__)
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
            __builtin_cpu_supports("avx512bf16");
-#else
-    return false;
-#endif
 }
+
+#elif defined(__aarch64__) && defined(__linux__)
+
+bool has_dot() { return getauxval(AT_HWCAP) >> 20 & 1; }                 // HWCAP_ASIMDDP
+bool has_i8mm() { return has_dot() && getauxval(AT_HWCAP2) >> 13 & 1; }  // HWCAP2_I8MM
+
+#elif defined(__aarch64__) && defined(__APPLE__)
+
+bool has(const char* feature) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+bool has_dot() { return has("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm() { return has_dot() && has("hw.optional.arm.FEAT_I8MM"); }
+
+#elif defined(__aarch64__)
+
+bool has_dot() { return false; }
+bool has_i8mm() { return false; }
+
+#endif
+
+struct Offer {
+    const KernelTable* (*table)();
+    bool (*usable)();
+};
+
+constexpr Offer kOffers[] = {
+// best first
+#if defined(__x86_64__)
+    {avx512_kernels, has_avx512},
+    {avx2_kernels, has_avx2},
+#elif defined(__aarch64__)
+    {neon_i8mm_kernels, has_i8mm},
+    {neon_dot_kernels, has_dot},
+#endif
+    {scalar_kernels, always},
+};
 
 }  // namespace
 
+std::vector<std::string> kernel_names() {
+    std::vector<std::string> names;
+    for (const Offer& o : kOffers)
+        if (o.usable()) names.emplace_back(o.table()->isa);
+    return names;
+}
+
 const KernelTable* choose_kernels(const char* isa) {
-    std::vector<const KernelTable*> usable;  // best first
-    if (has_avx512()) usable.push_back(avx512_kernels());
-    if (has_avx2()) usable.push_back(avx2_kernels());
-    usable.push_back(scalar_kernels());
-    if (isa == nullptr || *isa == 0) return usable.front();
-    std::string names;
-    for (const KernelTable* t : usable) {
-        if (std::string(isa) == t->isa) return t;
-        names += (names.empty() ? "" : ", ") + std::string(t->isa);
-    }
-    throw std::invalid_argument("instruction set '" + std::string(isa) +
-                                "' is not available here; choose one of: " + names);
+    const std::string asked = isa ? isa : "";
+    for (const Offer& o : kOffers)
+        if (o.usable() && (asked.empty() || asked == o.table()->isa)) return o.table();
+    std::string there;
+    for (const std::string& name : kernel_names()) there += (there.empty() ? "" : ", ") + name;
+    throw std::invalid_argument("instruction set '" + asked + "' is not available here; choose one of: " + there);
 }
 
 }  // namespace headrace

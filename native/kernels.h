@@ -4,6 +4,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "formats.h"
 
@@ -74,7 +76,7 @@ struct BlockNoise {
 };
 
 struct KernelTable {
-    const char* isa;  // "scalar", "avx2", "avx512"
+    const char* isa;  // its name: "scalar", "avx2" ...
     LinearFn linear[kFormats];
     LinearFn linear_bf16_exact;  // bf16 weights on Input::F32
 
@@ -128,9 +130,15 @@ struct KernelTable {
     int64_t (*probe[3])(int rounds, float* result);
 };
 
+// What each instruction set's translation unit offers; those of another processor family aren't there.
 const KernelTable* scalar_kernels();
-const KernelTable* avx2_kernels();  // nullptr when not built for this machine's architecture
+const KernelTable* avx2_kernels();
 const KernelTable* avx512_kernels();
+const KernelTable* neon_dot_kernels();
+const KernelTable* neon_i8mm_kernels();
+
+// Names of the tables that this machine can run, best first.
+std::vector<std::string> kernel_names();
 
 // The best table this machine can run, or the one named by `isa` ("" = best; HEADRACE_ISA is read by the caller).
 // Throws std::invalid_argument when the machine lacks it, naming those it has.

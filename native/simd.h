@@ -1,7 +1,8 @@
-// Sixteen lanes, three ways, one file each under simd/: AVX-512 (one register), AVX2 (two), plain arrays. Every
-// operation gives the same bits in all of them: only IEEE adds, multiplies, explicit fused multiply-adds, exact integer
-// work and bit moves are offered. Included by one translation unit per instruction set, inside an anonymous namespace:
-// nothing here may be shared code that the linker could merge (an AVX-512 copy must never serve a machine without it).
+// Sixteen lanes, four ways, one file each under simd/: AVX-512 (one register), AVX2 (two), NEON (four), plain arrays.
+// Every operation gives the same bits in all of them: only IEEE adds, multiplies, explicit fused multiply-adds, exact
+// integer work and bit moves are offered. Included by one translation unit per instruction set, inside an anonymous
+// namespace: nothing here may be shared code that the linker could merge (an AVX-512 copy must never serve a machine
+// without it).
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -50,6 +51,8 @@ struct FlushDenormals {
 #include "simd/avx512.h"
 #elif defined(HEADRACE_AVX2)
 #include "simd/avx2.h"
+#elif defined(HEADRACE_NEON)
+#include "simd/neon.h"
 #else
 #include "simd/scalar.h"
 #endif

@@ -11,6 +11,7 @@
 //   bf16 times bf16:     inputs in pairs, the second of a pair first: acc = fma(w1, x1, acc), then fma(w0, x0, acc),
 //                        denormals as zero. This is what VDPBF16PS computes: equal in 9.6 million random cases, Zen 4.
 #pragma once
+#include "quants.inl"
 
 namespace {
 namespace lin {
@@ -26,17 +27,9 @@ struct Tile {
     TileFn run;
 };
 
-constexpr int kLine = 64;
 // Bytes of weights asked for before they are needed: into the first cache, or into the second for the formats that then
 // came 1.2 to 2.2 times faster from memory (bench/kernels.py on Zen 4; the others came slower).
 constexpr int kAhead = 7 << 10, kFarAhead = 16 << 10;
-
-#if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2)
-#define HR_UNROLL _Pragma("GCC unroll 16")
-#else
-#define HR_UNROLL  // arrays of arrays are not kept in registers anyhow
-#endif
-#define HR_MEMBER inline __attribute__((always_inline))
 
 template <int Bytes, bool Far>
 HR_INLINE void prefetch_tile(const uint8_t* w) {
@@ -47,103 +40,6 @@ HR_INLINE void prefetch_tile(const uint8_t* w) {
         else
             prefetch(w + kAhead + kLine * i);
     }
-}
-
-HR_INLINE int32_t int_at(const void* p) {
-    int32_t v;
-    memcpy(&v, p, 4);
-    return v;
-}
-
-// --- quants: line J (inputs 4J .. 4J + 3 of 16 rows) as unsigned bytes -------------------------------------
-
-struct Nibbles {
-    static constexpr int kBytes = 4 * kLine;
-    static constexpr bool kFar = false;
-    template <int J>
-    HR_INLINE VB line(const uint8_t* w) {
-        if constexpr (J < 4)
-            return low_nibbles(load_bytes(w + kLine * J));
-        else
-            return high_nibbles(load_bytes(w + kLine * (J - 4)));
-    }
-    HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_six(acc, w, a); }
-};
-
-struct Fives {
-    static constexpr int kBytes = 5 * kLine;
-    static constexpr bool kFar = true;
-    template <int J>
-    HR_INLINE VB line(const uint8_t* w) {
-        return with_bits<4 - J>(Nibbles::line<J>(w), load_bytes(w + 4 * kLine), 0x10);
-    }
-    HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_six(acc, w, a); }
-};
-
-struct Sixes {
-    static constexpr int kBytes = 6 * kLine;
-    static constexpr bool kFar = false;
-    template <int J>
-    HR_INLINE VB line(const uint8_t* w) {
-        return with_bits<4 - 2 * (J % 4)>(Nibbles::line<J>(w), load_bytes(w + kLine * (4 + J / 4)), 0x30);
-    }
-    HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_six(acc, w, a); }
-};
-
-struct Eights {
-    static constexpr int kBytes = 8 * kLine;
-    static constexpr bool kFar = true;
-    template <int J>
-    HR_INLINE VB line(const uint8_t* w) {
-        return load_bytes(w + kLine * J);
-    }
-    HR_INLINE VI dot(VI acc, VB w, int32_t a) { return dot4_eight(acc, w, a); }
-};
-
-// Dot products of one run of 32 inputs with M rows, in two halves (inputs 0 .. 15 and 16 .. 31) that the caller adds or
-// scales.
-template <int M>
-struct Sums {
-    VI first[M], second[M];
-};
-
-template <class Q, int J, int M>
-HR_INLINE void dot_line(const uint8_t* w, const int8_t* a, int stride, VI* sums) {
-    const VB q = Q::template line<J>(w);
-    HR_UNROLL
-    for (int m = 0; m < M; m++) sums[m] = Q::dot(sums[m], q, int_at(a + (size_t)m * stride + 4 * J));
-}
-
-// Line by line, for machines whose registers do not hold all eight lines.
-template <class Q, int M>
-HR_INLINE void dot_run(const uint8_t* w, const int8_t* a, int stride, Sums<M>& s) {
-    HR_UNROLL
-    for (int m = 0; m < M; m++) s.first[m] = s.second[m] = zeroi();
-    dot_line<Q, 0, M>(w, a, stride, s.first);
-    dot_line<Q, 1, M>(w, a, stride, s.first);
-    dot_line<Q, 2, M>(w, a, stride, s.first);
-    dot_line<Q, 3, M>(w, a, stride, s.first);
-    dot_line<Q, 4, M>(w, a, stride, s.second);
-    dot_line<Q, 5, M>(w, a, stride, s.second);
-    dot_line<Q, 6, M>(w, a, stride, s.second);
-    dot_line<Q, 7, M>(w, a, stride, s.second);
-}
-
-struct Lines {
-    VB q[8];
-};
-
-template <class Q>
-HR_INLINE Lines lines_of(const uint8_t* w) {
-    return {{Q::template line<0>(w), Q::template line<1>(w), Q::template line<2>(w), Q::template line<3>(w),
-             Q::template line<4>(w), Q::template line<5>(w), Q::template line<6>(w), Q::template line<7>(w)}};
-}
-
-template <class Q>
-HR_INLINE VI dot_half(const VB* q, const int8_t* a, VI sum) {
-    HR_UNROLL
-    for (int j = 0; j < 4; j++) sum = Q::dot(sum, q[j], int_at(a + 4 * j));
-    return sum;
 }
 
 // The quant 2^shift stands for zero; kNoZero: quants are meant as they are.
@@ -161,6 +57,7 @@ struct Run {
 template <class Quants, int ZeroShift, bool IsAffine>
 struct Block32 {
     using Q = Quants;
+    static constexpr bool kHalves = false;  // are the two halves of a run told apart?
     static constexpr int kRuns = 1, kBytes = Q::kBytes + (IsAffine ? 64 : 32);
     VF d, offset;
     HR_MEMBER Block32(const uint8_t* tile, int)
@@ -179,6 +76,7 @@ struct Block32 {
 template <class Quants>
 struct Block256Affine {
     using Q = Quants;
+    static constexpr bool kHalves = false;
     static constexpr int kRuns = 8, kScales = 8 * Q::kBytes, kBytes = kScales + 256 + 64;
     VF d, offset;
     HR_MEMBER Block256Affine(const uint8_t* tile, int run)
@@ -194,6 +92,7 @@ struct Block256Affine {
 // Q6_K: a signed scale for each half of a run; the quant 32 stands for zero.
 struct Block256Signed {
     using Q = Sixes;
+    static constexpr bool kHalves = true;
     static constexpr int kRuns = 8, kScales = 8 * Q::kBytes, kBytes = kScales + 256 + 32;
     VF d;
     VI one, two;
@@ -238,10 +137,11 @@ void tile_quants(const uint8_t* w, size_t panel_bytes, int panels, int columns, 
                     add(m, dot_half<Q>(l.q, a, zeroi()), dot_half<Q>(l.q + 4, a + 16, zeroi()));
                 }
 #else
-                Sums<M> d;
-                dot_run<Q, M>(lines, q + 32 * r, in.q_stride, d);
+                VI first[M], second[M];
+                dot_lines<Q, 0, F::kHalves ? 4 : 8, M>(lines, q + 32 * r, in.q_stride, first);
+                if constexpr (F::kHalves) dot_lines<Q, 4, 8, M>(lines, q + 32 * r, in.q_stride, second);
                 HR_UNROLL
-                for (int m = 0; m < M; m++) add(m, d.first[m], d.second[m]);
+                for (int m = 0; m < M; m++) add(m, first[m], F::kHalves ? second[m] : zeroi());
 #endif
             }
         }
@@ -384,7 +284,7 @@ void tile_float(const uint8_t* w, size_t panel_bytes, int panels, int columns, c
             1, fn<F, 1>                                                                                              \
         }                                                                                                            \
     }
-#elif defined(HEADRACE_AVX2)
+#elif defined(HEADRACE_AVX2) || defined(HEADRACE_NEON)
 #define HR_TILES(fn, F)                                              \
     {                                                                \
         {4, fn<F, 4>}, {3, fn<F, 3>}, {2, fn<F, 2>}, { 1, fn<F, 1> } \

@@ -70,11 +70,6 @@ HR_INLINE VF load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
-HR_INLINE VF load_bf16(const uint16_t* p) {
-    return {
-        _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16)),
-        _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8))), 16))};
-}
 HR_INLINE VF pair_first(VB x) { return from_bits(shl<16>(VI{x.a, x.b})); }
 HR_INLINE VF pair_second(VB x) { return from_bits(VI{x.a, x.b} & seti((int)0xffff0000)); }
 HR_INLINE VI load_int(const int32_t* p) {
@@ -113,20 +108,6 @@ HR_INLINE VB with_bits(VB base, VB plane, uint8_t mask) {
     return {_mm256_or_si256(base.a, _mm256_and_si256(shift16<S>(plane.a), m)),
             _mm256_or_si256(base.b, _mm256_and_si256(shift16<S>(plane.b), m))};
 }
-// maddubs would saturate for 8-bit weights: widen both sides to int16 by even and odd bytes instead
-HR_INLINE __m256i dot4_half(__m256i acc, __m256i w, __m256i a) {
-    __m256i we = _mm256_and_si256(w, _mm256_set1_epi16(255)), wo = _mm256_srli_epi16(w, 8);
-    __m256i ae = _mm256_srai_epi16(_mm256_slli_epi16(a, 8), 8), ao = _mm256_srai_epi16(a, 8);
-    return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(we, ae), _mm256_madd_epi16(wo, ao)));
-}
-HR_INLINE VI dot4(VI acc, VB w, int32_t a4) {
-    __m256i a = _mm256_set1_epi32(a4);
-    return {dot4_half(acc.a, w.a, a), dot4_half(acc.b, w.b, a)};
-}
-HR_INLINE VI dot2(VI acc, VB w, int32_t a2) {
-    __m256i a = _mm256_set1_epi32(a2);
-    return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(w.a, a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(w.b, a))};
-}
 HR_INLINE __m256i dot4_six_half(__m256i acc, __m256i w, __m256i a) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
 }
@@ -143,10 +124,6 @@ HR_INLINE __m256i dot4_eight_half(__m256i acc, __m256i w, __m256i a) {
 HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) {
     __m256i a = _mm256_set1_epi32(a4);
     return {dot4_eight_half(acc.a, w.a, a), dot4_eight_half(acc.b, w.b, a)};
-}
-HR_INLINE VB widen_u8(const uint8_t* p) {
-    return {_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)),
-            _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p + 1))};
 }
 HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) {
     return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),

@@ -36,9 +36,6 @@ HR_INLINE VI round_int(VF a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_
 HR_INLINE VI bits(VF a) { return {_mm512_castps_si512(a.v)}; }
 HR_INLINE VF from_bits(VI a) { return {_mm512_castsi512_ps(a.v)}; }
 HR_INLINE VF load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
-HR_INLINE VF load_bf16(const uint16_t* p) {
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
-}
 // 16 pairs of bf16: the first, and the second, of each pair as float32
 HR_INLINE VF pair_first(VB a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
 HR_INLINE VF pair_second(VB a) {
@@ -81,19 +78,11 @@ HR_INLINE VB with_bits(VB base, VB plane, uint8_t mask) {
     __m512i t = S >= 0 ? _mm512_slli_epi16(plane.v, S >= 0 ? S : 0) : _mm512_srli_epi16(plane.v, S < 0 ? -S : 0);
     return {_mm512_ternarylogic_epi32(base.v, t, _mm512_set1_epi8((char)mask), 0xF8)};
 }
-// acc + sum over the 4 bytes of each lane: unsigned weight byte * signed activation byte; exact
-HR_INLINE VI dot4(VI acc, VB w, int32_t a4) { return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(a4))}; }
-// acc + sum over the 2 int16 of each lane; exact
-HR_INLINE VI dot2(VI acc, VB w, int32_t a2) {
-    return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(w.v, _mm512_set1_epi32(a2)))};
-}
-// as dot4, for weights of at most 6 bits
-HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) { return dot4(acc, w, a4); }
-// as dot4, of w - 128 where kEightsCentred says that this is as cheap; signed bytes of a4 above -128
+// acc + sum over the 4 bytes of each lane: unsigned weight byte of at most 6 bits * signed activation byte; exact
+HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) { return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(a4))}; }
+// the same of any weight byte, of w - 128 where kEightsCentred says that this is as cheap; no activation is -128
 constexpr bool kEightsCentred = false;
-HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) { return dot4(acc, w, a4); }
-// 32 unsigned bytes as int16
-HR_INLINE VB widen_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p))}; }
+HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) { return dot4_six(acc, w, a4); }
 // a < b ? yes : no, lane by lane
 HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};

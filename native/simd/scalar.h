@@ -70,7 +70,6 @@ HR_INLINE VF from_bits(VI a) {
     return r;
 }
 HR_INLINE VF load_half(const uint16_t* p) { HR_EACH(VF, half_to_float(p[i])); }
-HR_INLINE VF load_bf16(const uint16_t* p) { HR_EACH(VF, float_of((uint32_t)p[i] << 16)); }
 HR_INLINE VI lanes_of(VB a) {
     VI r;
     memcpy(r.v, a.v, 64);
@@ -135,28 +134,15 @@ HR_INLINE VB with_bits(VB base, VB plane, uint8_t mask) {
             base.v[i] | (uint8_t)((S >= 0 ? plane.v[i] << (S >= 0 ? S : 0) : plane.v[i] >> (S < 0 ? -S : 0)) & mask);
     return r;
 }
-HR_INLINE VI dot4(VI acc, VB w, int32_t a4) {
+HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) {
     int8_t a[4];
     memcpy(a, &a4, 4);
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 4; j++) acc.v[i] += (int32_t)w.v[4 * i + j] * a[j];
     return acc;
 }
-HR_INLINE VI dot2(VI acc, VB w, int32_t a2) {
-    int16_t a[2], b[32];
-    memcpy(a, &a2, 4);
-    memcpy(b, w.v, 64);
-    for (int i = 0; i < 16; i++) acc.v[i] += b[2 * i] * a[0] + b[2 * i + 1] * a[1];
-    return acc;
-}
-HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) { return dot4(acc, w, a4); }
 constexpr bool kEightsCentred = false;
-HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) { return dot4(acc, w, a4); }
-HR_INLINE VB widen_u8(const uint8_t* p) {
-    int16_t t[32];
-    for (int i = 0; i < 32; i++) t[i] = p[i];
-    return load_bytes(t);
-}
+HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) { return dot4_six(acc, w, a4); }
 HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) { HR_EACH(VF, a.v[i] < b.v[i] ? yes.v[i] : no.v[i]); }
 HR_INLINE VI select_nan(VF a, VI yes, VI no) { HR_EACH(VI, a.v[i] != a.v[i] ? yes.v[i] : no.v[i]); }
 HR_INLINE bool any_nan(VF a) {

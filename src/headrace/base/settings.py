@@ -15,6 +15,8 @@ PAGE = 32  # tokens of a KV page
 
 DEFAULT_MODEL = "smollm2-135m"
 
+ISAS = ("scalar", "avx2", "avx512", "neon_dot", "neon_i8mm")  # instruction sets with kernels of their own
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -33,7 +35,7 @@ class EngineSettings:
     kv_cache: False recomputes the whole sequence at each step, for comparison.
     backend: "cpu", or "reference" (numpy, slow: the specification).
     dtype: what the inputs of bf16 weights are: "float32" (and "auto"), or "bfloat16": up to twice as fast, less exact.
-    isa: "scalar", "avx2" or "avx512"; "" takes the best of the machine, or the environment's HEADRACE_ISA.
+    isa: one of ISAS; "" takes the best of the machine, or the environment's HEADRACE_ISA.
     """
 
     model: str = DEFAULT_MODEL
@@ -108,7 +110,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "batching": (lambda v: v in ("continuous", "static"), "'continuous' or 'static'"),
     "kv_cache": (_flag, "true or false"),
     "backend": (lambda v: v in ("cpu", "reference"), "'cpu' or 'reference'"),
-    "isa": (lambda v: v in ("", "scalar", "avx2", "avx512"), "'scalar', 'avx2', 'avx512', or empty for the best"),
+    "isa": (lambda v: v in ("", *ISAS), f"one of {', '.join(ISAS)}, or empty for the best"),
     "dtype": (lambda v: v in ("auto", "float32", "bfloat16"), "'auto', 'float32' or 'bfloat16'"),
 }
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from headrace.base.settings import DEFAULT_MODEL, EngineSettings
+from headrace.base.settings import DEFAULT_MODEL, ISAS, EngineSettings
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmgKMGT]?)(?:i?B)?")
@@ -61,7 +61,7 @@ ENGINE_FLAGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "kv_cache": (bool, {}, "Off: compute the whole sequence at each step, to compare."),
     "backend": (str, {"metavar": "cpu|reference"}, "reference: numpy, slow, the specification."),
     "dtype": (str, {"metavar": "auto|float32|bfloat16"}, "Inputs of bf16 weights: bfloat16 is faster, less exact."),
-    "isa": (str, {"metavar": "scalar|avx2|avx512"}, "Force an instruction set; empty: the best there is."),
+    "isa": (str, {"metavar": "|".join(ISAS)}, "Force an instruction set; empty: the best there is."),
 }
 
 ModelArgument = Annotated[

@@ -22,7 +22,7 @@ LOGITS_AT_ONCE = 32  # rows: bounds the memory that logits take
 
 @dataclass(slots=True)
 class CpuBackend:
-    """isa: "scalar", "avx2", "avx512"; None takes what the environment's HEADRACE_ISA names, or the best there is.
+    """isa: a name of `isa_names()`; None takes what the environment's HEADRACE_ISA names, or the best there is.
 
     bf16: inputs of bf16 weights are rounded to bf16 too: twice the speed where the machine has the instruction, and
         logits of the accuracy that such a model was trained with; a router's are not.
