@@ -17,7 +17,7 @@ constexpr int kBlocksAhead = 2;  // keys, or values, of a page that are asked fo
 // Rows, vectors of columns, and pages of keys that are worked on at once.
 #if defined(HEADRACE_AVX512)
 constexpr int kRows = 6, kColumns = 4, kPages = 2;
-#elif defined(HEADRACE_AVX2)
+#elif defined(HEADRACE_AVX2) || defined(HEADRACE_NEON)
 constexpr int kRows = 2, kColumns = 2, kPages = 1;
 #else
 constexpr int kRows = 1, kColumns = 1, kPages = 1;
@@ -89,7 +89,7 @@ static void score_rows(const Stream& in, int page, int pages, bool fetch, const 
 using ScoreRows = void (*)(const Stream&, int, int, bool, const float* const*, float*);
 static constexpr ScoreRows kScore[] = {
     nullptr,       score_rows<1>,
-#if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2)
+#if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2) || defined(HEADRACE_NEON)
     score_rows<2>,
 #endif
 #if defined(HEADRACE_AVX512)
@@ -182,7 +182,7 @@ static void weigh_rows(const Stream& in, const float* weights, int from, int to,
 using WeighRows = void (*)(const Stream&, const float*, int, int, float* const*);
 static constexpr WeighRows kWeigh[] = {
     nullptr,       weigh_rows<1>,
-#if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2)
+#if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2) || defined(HEADRACE_NEON)
     weigh_rows<2>,
 #endif
 #if defined(HEADRACE_AVX512)

@@ -113,6 +113,37 @@ HR_INLINE void add_line_pairs(const uint8_t* w, const int8_t* a, int stride, Bot
 
 #endif
 
+#if defined(HEADRACE_AVX2)
+
+// As many lines as int16 holds the sums of, and then the next ones.
+constexpr int lines_of_pairs(int bits) { return 32767 / (2 * 127 * ((1 << bits) - 1)); }
+
+template <class Q, int From, int To, int M>
+HR_INLINE void pair_lines(const uint8_t* w, const int8_t* a, int stride, VP* pairs) {
+    if constexpr (From < To) {
+        const VB q = Q::template line<From>(w);
+        HR_UNROLL
+        for (int m = 0; m < M; m++) pairs[m] = add_pairs(pairs[m], q, int_at(a + (size_t)m * stride + 4 * From));
+        pair_lines<Q, From + 1, To, M>(w, a, stride, pairs);
+    }
+}
+
+template <class Q, int From, int To, int M>
+HR_INLINE void add_paired_lines(const uint8_t* w, const int8_t* a, int stride, VI* sums) {
+    if constexpr (From < To) {
+        constexpr int kNext = From + lines_of_pairs(Q::kBits), kStop = kNext < To ? kNext : To;
+        VP pairs[M];
+        HR_UNROLL
+        for (int m = 0; m < M; m++) pairs[m] = no_pairs();
+        pair_lines<Q, From, kStop, M>(w, a, stride, pairs);
+        HR_UNROLL
+        for (int m = 0; m < M; m++) sums[m] = sums[m] + sums_of(pairs[m]);
+        add_paired_lines<Q, kStop, To, M>(w, a, stride, sums);
+    }
+}
+
+#endif
+
 template <class Q, int From, int To, int M>
 HR_INLINE void dot_lines(const uint8_t* w, const int8_t* a, int stride, VI* sums) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
@@ -128,6 +159,9 @@ HR_INLINE void dot_lines(const uint8_t* w, const int8_t* a, int stride, VI* sums
 #endif
     HR_UNROLL
     for (int m = 0; m < M; m++) sums[m] = zeroi();
+#if defined(HEADRACE_AVX2)
+    if constexpr (Q::kBits < 8) return add_paired_lines<Q, From, To, M>(w, a, stride, sums);
+#endif
     add_lines<Q, From, To, M>(w, a, stride, sums);
 }
 

@@ -111,6 +111,28 @@ HR_INLINE VB with_bits(VB base, VB plane, uint8_t mask) {
 HR_INLINE __m256i dot4_six_half(__m256i acc, __m256i w, __m256i a) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, a), _mm256_set1_epi16(1)));
 }
+// A sum that is made now and not put off: compilers that make all products first run out of registers (a third to a
+// half of the time of a tile of four rows, GCC 12).
+template <class V>
+HR_INLINE V in_turn(V x) {
+    __asm__ volatile("" : "+x"(x.a), "+x"(x.b));
+    return x;
+}
+// Sums of products of two bytes, as int16: half the work of dot4_six while they are small enough
+struct VP {
+    __m256i a, b;
+};
+HR_INLINE VP no_pairs() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+HR_INLINE VP add_pairs(VP acc, VB w, int32_t a4) {
+    const __m256i a = _mm256_set1_epi32(a4);
+    acc.a = _mm256_add_epi16(acc.a, _mm256_maddubs_epi16(w.a, a));
+    acc.b = _mm256_add_epi16(acc.b, _mm256_maddubs_epi16(w.b, a));
+    return in_turn(acc);
+}
+HR_INLINE VI sums_of(VP p) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(p.a, one), _mm256_madd_epi16(p.b, one)};
+}
 HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) {
     __m256i a = _mm256_set1_epi32(a4);
     return {dot4_six_half(acc.a, w.a, a), dot4_six_half(acc.b, w.b, a)};
@@ -123,7 +145,7 @@ HR_INLINE __m256i dot4_eight_half(__m256i acc, __m256i w, __m256i a) {
 }
 HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) {
     __m256i a = _mm256_set1_epi32(a4);
-    return {dot4_eight_half(acc.a, w.a, a), dot4_eight_half(acc.b, w.b, a)};
+    return in_turn(VI{dot4_eight_half(acc.a, w.a, a), dot4_eight_half(acc.b, w.b, a)});
 }
 HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) {
     return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),

@@ -197,18 +197,19 @@ void attention(const KernelTable& k) {
             work.rows = kTileRows, work.head_dim = head_dim, work.scale = 0.125f, work.softcap = softcap;
             for (int r = 0; r < kTileRows; r++)
                 work.q[r] = q.data() + r * head_dim, work.lo[r] = 7 * r, work.hi[r] = 333 + 11 * r;
-            std::vector<float> out[2], max[2], sum[2];
+            const size_t size = row_result(head_dim);
+            std::vector<float> out[2];
             for (int s = 0; s < 2; s++) {
-                out[s].resize(size_t(kTileRows) * width), max[s].resize(kTileRows), sum[s].resize(kTileRows);
-                work.split = s, work.out = out[s].data(), work.max = max[s].data(), work.sum = sum[s].data();
+                out[s].resize(kTileRows * size);
+                work.split = s;
+                for (int r = 0; r < kTileRows; r++) work.out[r] = out[s].data() + r * size;
                 k.attend_split(work);
-                digest(out[s]), digest(max[s]), digest(sum[s]);
+                for (int r = 0; r < kTileRows; r++) digest(work.out[r], width + 2);
             }
             for (int r = 0; r < kTileRows; r++) {
-                float* all = out[0].data() + r * width;
-                k.attend_merge(all, &max[0][r], &sum[0][r], out[1].data() + r * width, max[1][r], sum[1][r], width);
                 std::vector<float> result(head_dim);
-                k.attend_finish(all, sum[0][r], head_dim, result.data());
+                k.attend_merge(out[0].data() + r * size, out[1].data() + r * size, width);
+                k.attend_finish(out[0].data() + r * size, head_dim, result.data());
                 digest(result);
             }
         }
