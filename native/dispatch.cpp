@@ -4,7 +4,11 @@
 
 #include "kernels.h"
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(HEADRACE_HAS_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
@@ -27,6 +31,17 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
            __builtin_cpu_supports("avx512bf16");
 }
+
+#if defined(HEADRACE_HAS_AMX)
+// The processor has tiles of int8, and the system lets this process use them (arch_prctl, Linux 5.16: a process must
+// ask).
+bool has_amx() {
+    constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a, b, c, d;
+    return has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 24 & 3) == 3 &&
+           syscall(SYS_arch_prctl, kAskForState, kTileData) == 0;
+}
+#endif
 
 #elif defined(__aarch64__) && defined(__linux__)
 
@@ -65,6 +80,9 @@ constexpr Offer kOffers[] = {
     {neon_dot_kernels, has_dot},
 #endif
     {scalar_kernels, always},
+#if defined(HEADRACE_HAS_AMX)
+    {amx_kernels, has_amx},  // never taken unless asked for
+#endif
 };
 
 }  // namespace

@@ -134,6 +134,7 @@ struct KernelTable {
 const KernelTable* scalar_kernels();
 const KernelTable* avx2_kernels();
 const KernelTable* avx512_kernels();
+const KernelTable* amx_kernels();
 const KernelTable* neon_dot_kernels();
 const KernelTable* neon_i8mm_kernels();
 

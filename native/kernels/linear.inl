@@ -324,8 +324,23 @@ void linear(const uint8_t* packed, size_t bytes, int panels, int columns, const 
     }
 }
 
+// f<block format, its name>() for each format with quants
+template <class Call>
+void each_quantised(Call f) {
+    using F = headrace::Format;
+    f.template operator()<Block32<Nibbles, 3, false>, F::Q4_0>();
+    f.template operator()<Block32<Nibbles, kNoZero, true>, F::Q4_1>();
+    f.template operator()<Block32<Fives, 4, false>, F::Q5_0>();
+    f.template operator()<Block32<Fives, kNoZero, true>, F::Q5_1>();
+    f.template operator()<Block32<Eights, kEightsZero, false>, F::Q8_0>();
+    f.template operator()<Block256Affine<Nibbles>, F::Q4_K>();
+    f.template operator()<Block256Affine<Fives>, F::Q5_K>();
+    f.template operator()<Block256Signed, F::Q6_K>();
+}
+
 }  // namespace lin
 
+#if !defined(HEADRACE_AMX)  // which takes AVX-512's table and replaces what it does better
 static void fill_linear(headrace::KernelTable& t) {
     using namespace lin;
     using F = headrace::Format;
@@ -333,14 +348,8 @@ static void fill_linear(headrace::KernelTable& t) {
     t.linear[(int)F::F16] = linear<RowsFloat<Half>>;
     t.linear[(int)F::BF16] = linear<RowsFloat<Brain>>;
     t.linear_bf16_exact = linear<RowsFloat<BrainExact>>;
-    t.linear[(int)F::Q4_0] = linear<RowsQuants<Block32<Nibbles, 3, false>>>;
-    t.linear[(int)F::Q4_1] = linear<RowsQuants<Block32<Nibbles, kNoZero, true>>>;
-    t.linear[(int)F::Q5_0] = linear<RowsQuants<Block32<Fives, 4, false>>>;
-    t.linear[(int)F::Q5_1] = linear<RowsQuants<Block32<Fives, kNoZero, true>>>;
-    t.linear[(int)F::Q8_0] = linear<RowsQuants<Block32<Eights, kEightsZero, false>>>;
-    t.linear[(int)F::Q4_K] = linear<RowsQuants<Block256Affine<Nibbles>>>;
-    t.linear[(int)F::Q5_K] = linear<RowsQuants<Block256Affine<Fives>>>;
-    t.linear[(int)F::Q6_K] = linear<RowsQuants<Block256Signed>>;
+    each_quantised([&]<class Block, F Which>() { t.linear[(int)Which] = linear<RowsQuants<Block>>; });
 }
+#endif
 
 }  // namespace

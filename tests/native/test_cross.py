@@ -59,3 +59,10 @@ def test_every_instruction_set_of_both_families_gives_the_same_bits(native: Path
     results |= {f"{name} there": lines(*QEMU, arm, name) for name in there}
     for name, got in results.items():
         assert got == expected, name
+
+
+@pytest.mark.slow
+def test_amx_on_emulated_tiles_gives_the_same_bits(native: Path) -> None:
+    if "avx512" not in lines(native):
+        pytest.skip("the rest of AMX's kernels are AVX-512's, which this machine lacks")
+    assert lines(native, "amx_emulated") == lines(native, "scalar")

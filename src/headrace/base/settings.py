@@ -15,7 +15,7 @@ PAGE = 32  # tokens of a KV page
 
 DEFAULT_MODEL = "smollm2-135m"
 
-ISAS = ("scalar", "avx2", "avx512", "neon_dot", "neon_i8mm")  # instruction sets with kernels of their own
+ISAS = ("scalar", "avx2", "avx512", "amx", "neon_dot", "neon_i8mm")  # instruction sets with kernels of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,21 @@
 
 using namespace headrace;
 
+#if defined(DIGEST_AMX)
+namespace headrace {
+const KernelTable* amx_emulated_kernels();
+}
+#endif
+
 namespace {
+
+// Also "amx_emulated", wherever AVX-512 runs.
+const KernelTable* chosen(const char* isa) {
+#if defined(DIGEST_AMX)
+    if (std::string(isa) == "amx_emulated" && choose_kernels("avx512")) return amx_emulated_kernels();
+#endif
+    return choose_kernels(isa);
+}
 
 class Random {  // splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014)
   public:
@@ -246,7 +260,7 @@ int main(int count, char** arguments) try {
         for (const std::string& name : kernel_names()) std::printf("%s\n", name.c_str());
         return 0;
     }
-    const KernelTable& k = *choose_kernels(arguments[1]);
+    const KernelTable& k = *chosen(arguments[1]);
     linears(k), rows(k), attention(k), sampling(k);
     return 0;
 } catch (const std::exception& wrong) {
