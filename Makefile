@@ -34,7 +34,7 @@ check: $(STAMP) ## style, types, floors, and the tests that need no model
 	$(BIN)/ruff check src tests bench
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror native/*.h native/*.cpp native/simd/*.h native/kernels/*.inl native/kernels/*.cpp
+	$(BIN)/clang-format --dry-run --Werror native/*.h native/*.cpp native/simd/*.h native/kernels/*.inl native/kernels/*.cpp tests/native/cross/*.cpp
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -m quick -n auto --dist worksteal $(ARGS)
 
@@ -54,7 +54,7 @@ soak: $(STAMP) ## the long tests
 fmt: $(STAMP) ## format Python and C++
 	$(BIN)/ruff check --fix -q src tests bench
 	$(BIN)/ruff format -q src tests bench
-	$(BIN)/clang-format -i native/*.h native/*.cpp native/simd/*.h native/kernels/*.inl native/kernels/*.cpp
+	$(BIN)/clang-format -i native/*.h native/*.cpp native/simd/*.h native/kernels/*.inl native/kernels/*.cpp tests/native/cross/*.cpp
 
 clean: ## remove what was built
 	rm -rf build $(VENV)

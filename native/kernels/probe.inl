@@ -29,10 +29,17 @@ int64_t probe(int rounds, int each, Sum (&sums)[kChains], Multiply multiply) {
 }
 
 int64_t probe_q32(int rounds, float* result) {
+#ifdef HEADRACE_AVX2  // of small quants: see quants.inl
+    VP sums[kChains];
+    for (VP& s : sums) s = no_pairs();
+    const int64_t macs = probe(rounds, 4, sums, [](VP s, VB w, int a) { return add_pairs(s, w, a); });
+    for (VP s : sums) *result += static_cast<float>(sum_ints(sums_of(s)));
+#else
     VI sums[kChains];
     for (VI& s : sums) s = zeroi();
     const int64_t macs = probe(rounds, 4, sums, [](VI s, VB w, int a) { return dot4_six(s, w, a); });
     for (VI s : sums) *result += static_cast<float>(sum_ints(s));
+#endif
     return macs;
 }
 
