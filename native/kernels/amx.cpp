@@ -60,7 +60,7 @@ void tile_amx(const uint8_t* t, int columns, const Activations& in, int row0, in
     for (int b = 0; b < blocks; b++, t += F::kBytes) {
         for (int s = 0; s < F::kRuns; s++) {
             const int r = b * F::kRuns + s;
-            prefetch_tile<F::kBytes / F::kRuns, Q::kFar>(t + s * Q::kBytes);
+            prefetch_run<F, kTileMost>(t, s);
             const Lines l = lines_of<Q>(t + s * Q::kBytes);
             const F block(t, s);
             dot_tiles(l.q, q + 32 * r, in.q_stride, sums[0][0]);

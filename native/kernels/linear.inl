@@ -27,18 +27,20 @@ struct Tile {
     TileFn run;
 };
 
-// Bytes of weights asked for before they are needed: into the first cache, or into the second for the formats that then
-// came 1.2 to 2.2 times faster from memory (bench/kernels.py on Zen 4; the others came slower).
-constexpr int kAhead = 7 << 10, kFarAhead = 16 << 10;
+constexpr int kAhead = 7 << 10;  // bytes of float weights asked for before they are needed
 
-template <int Bytes, bool Far>
-HR_INLINE void prefetch_tile(const uint8_t* w) {
+// Asks for a run's share of the block that is to come, for M rows.
+template <class F, int M>
+HR_INLINE void prefetch_run(const uint8_t* block, int run) {
+    constexpr Reach reach = M <= kFewRows ? F::Q::kFew : F::Q::kMany;
+    constexpr int kShare = F::kBytes / F::kRuns;
+    const uint8_t* w = block + run * kShare + reach.bytes;
     HR_UNROLL
-    for (int i = 0; i < (Bytes + kLine - 1) / kLine; i++) {
-        if constexpr (Far)
-            prefetch_far(w + kFarAhead + kLine * i);
+    for (int i = 0; i < (kShare + kLine - 1) / kLine; i++) {
+        if constexpr (reach.far)
+            prefetch_far(w + kLine * i);
         else
-            prefetch(w + kAhead + kLine * i);
+            prefetch(w + kLine * i);
     }
 }
 
@@ -123,7 +125,7 @@ void tile_quants(const uint8_t* w, size_t panel_bytes, int panels, int columns, 
             for (int s = 0; s < F::kRuns; s++) {
                 const uint8_t* lines = t + s * Q::kBytes;
                 const int r = b * F::kRuns + s;
-                prefetch_tile<F::kBytes / F::kRuns, Q::kFar>(lines);
+                prefetch_run<F, M>(t, s);
                 const F block(t, s);
                 const auto add = [&](int m, VI first, VI second) __attribute__((always_inline)) {
                     const int i = m * bs + r;
