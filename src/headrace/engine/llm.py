@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -190,20 +191,27 @@ class LLM:
 
 
 class _Answer:
-    """A request's output as it grows."""
+    """A request's output as it grows. Text that no stop string waits for is made at the end, in one go."""
 
     def __init__(self, call: Add, text: str | None, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._choices = [ChoiceText(tokenizer, call.params, i, call.prompt) for i in range(call.params.n)]
         outputs = [CompletionOutput(i) for i in range(call.params.n)]
         metrics = RequestMetrics(arrival=call.arrival)
+        self._at_once = not call.params.stop_strings and call.params.logprobs is None
+        self._held: list[list[int]] = [[] for _ in self._choices]
         self.output = RequestOutput(call.request_id, text, call.prompt, outputs, call.seed, metrics=metrics)
 
     def push(self, update: Update) -> str | None:
         """Take in news; the stop string, if the engine has to be told of one."""
-        out, choice = self.output, self._choices[update.choice]
+        out, choice, held = self.output, self._choices[update.choice], self._held[update.choice]
+        if self._at_once and update.reason is None and out.metrics.first_token:
+            held += update.tokens
+            return None
         if choice.finished:
             return None
+        if held:
+            update = replace(update, tokens=held + update.tokens)
         if update.choice == 0:
             out.num_cached_tokens = update.cached
         out.metrics.scheduled = out.metrics.scheduled or update.scheduled
