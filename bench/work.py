@@ -36,8 +36,11 @@ def timed(package: Any, llm: Any) -> Run:
 
 
 def headrace(model: str, threads: int, context: int) -> Run:
+    """A folder's bf16 weights meet inputs rounded to bf16, as elsewhere."""
     package = importlib.import_module("headrace")
-    return timed(package, package.LLM(model, threads=threads, max_model_len=context, max_num_seqs=SEQUENCES))
+    dtype = "bfloat16" if os.path.isdir(model) else "auto"
+    llm = package.LLM(model, dtype=dtype, threads=threads, max_model_len=context, max_num_seqs=SEQUENCES)
+    return timed(package, llm)
 
 
 def vllm(model: str, threads: int, context: int) -> Run:
