@@ -88,17 +88,23 @@ def test_failures_are_counted_by_their_reason_and_leave_no_figures() -> None:
             to.chunk(b"data: {")
             to.close_connection = True
         elif number == 4:
+            speak(to, [])
+        elif number == 5:
             to.begin()
-            to.event({"choices": []})
+            to.event({"choices": [{"text": "half"}]})
+            to.chunk(b"")
+        elif number == 6:
+            to.begin()
+            to.event({"choices": [{"text": "half", "finish_reason": "abort"}]})
             to.end()
         else:
             speak(to, ["a", "b"])
 
     with scripted(answer) as server:
-        found = run(server, 6, concurrency=1, warmups=0)
-    assert (found["completed"], found["failed"]) == (2, 4)
-    assert sum(found["errors"].values()) == 4
-    for says in ("status 429", "broke", "ended before", "without text"):
+        found = run(server, 8, concurrency=1, warmups=0)
+    assert (found["completed"], found["failed"]) == (2, 6)
+    assert sum(found["errors"].values()) == 6
+    for says in ("status 429", "broke", "ended before", "without text", "breaks off", "'abort'"):
         assert any(says in error for error in found["errors"]), found["errors"]
     assert found["total_output_tokens"] == 4
 

@@ -70,11 +70,12 @@ async def free(engine: FakeEngine, app: App) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-async def test_a_client_that_leaves_is_aborted(engine: FakeEngine, app: App, path: str, stream: bool) -> None:
+async def test_a_client_that_leaves_is_aborted(engine: FakeEngine, app: App, path: str, stream: bool, n: int) -> None:
     engine.pace = 0.05
-    body: dict[str, Any] = {"messages": HI} if path == CHAT else {"prompt": ["a", "b", "c"]}
+    body: dict[str, Any] = {"n": n} | ({"messages": HI} if path == CHAT else {"prompt": ["a", "b", "c"]})
     caller = Caller(app, path, {**body, "stream": stream})
     await caller.until(lambda: bool(engine.seen) and (not stream or '"index":0' in caller.text))
     caller.left.set()
@@ -83,7 +84,7 @@ async def test_a_client_that_leaves_is_aborted(engine: FakeEngine, app: App, pat
     assert len(engine.aborted) == len(engine.seen)
     assert "[DONE]" not in caller.text
     aborted = next(line for line in app.metrics.text().decode().splitlines() if 'finished_reason="abort"' in line)
-    assert float(aborted.split()[-1]) == len(engine.seen)
+    assert float(aborted.split()[-1]) == n * len(engine.seen)
 
 
 @pytest.mark.parametrize("at", [0, 3])

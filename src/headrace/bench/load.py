@@ -40,6 +40,7 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
+    finish_reason: str | None = None
 
     def says(self) -> bool:
         """Whether it brings text."""
@@ -241,8 +242,10 @@ def read(reply: Reply) -> Seen:
         seen.error = f"status {reply.status}: {text}"
     if seen.error is not None:
         return seen
+    whole = False
     for when, data in _events(reply.body()):
         if data == b"[DONE]":
+            whole = True
             break
         try:
             event = _decode(data)
@@ -254,9 +257,16 @@ def read(reply: Reply) -> Seen:
             return seen
         if any(choice.says() for choice in event.choices):
             seen.times.append(when)
+        reasons = [choice.finish_reason for choice in event.choices if choice.finish_reason]
+        if broken := [reason for reason in reasons if reason in ("abort", "error")]:
+            seen.error = f"an answer that ended with {broken[0]!r}"
+            return seen
+        whole = whole or bool(reasons)
         if event.usage is not None:
             seen.input_tokens, seen.output_tokens = event.usage.prompt_tokens, event.usage.completion_tokens
-    if not seen.times:
+    if not whole:
+        seen.error = "an answer that breaks off: neither a finish_reason nor [DONE]"
+    elif not seen.times:
         seen.error = "an answer without text"
     seen.output_tokens = seen.output_tokens or len(seen.times)  # of servers that do not count
     return seen

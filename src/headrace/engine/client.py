@@ -48,7 +48,8 @@ class Stream:
     """The news of one request: an async iterator of lists of `Delta`, one list for what came since the last.
 
     Ends when every choice has. `aclose`, or leaving an ``async with``, gives the request up.
-    cached_tokens: prompt tokens found in the prefix cache; prompt_logprobs: both known with the first news.
+    choices: how many. cached_tokens: prompt tokens found in the prefix cache; prompt_logprobs: both known with the first
+    news.
     """
 
     def __init__(self, client: EngineClient, request: Add) -> None:
@@ -62,6 +63,7 @@ class Stream:
         self._choices = [
             ChoiceText(client.tokenizer, request.params, i, request.prompt) for i in range(request.params.n)
         ]
+        self.choices = len(self._choices)
         self._news: list[Update] = []
         self._error: Exception | None = None
         self._wake = asyncio.Event()

@@ -129,7 +129,7 @@ class _Watch:
 
     def ended(self) -> None:
         times, metrics = self._stream.metrics, self._metrics
-        if len(self._finished) < max(len(self._last), 1):
+        for _ in range(self._stream.choices - len(self._finished)):
             metrics.finished("abort")
         if times.scheduled:
             metrics.observe("request_queue_time_seconds", max(times.scheduled - times.arrival, 0.0))
