@@ -102,7 +102,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "max_model_len": (_optional(_whole(1, 1 << 24)), "a number of tokens from 1 on"),
     "max_num_seqs": (_whole(1, 4096), "from 1 to 4096"),
     "max_num_batched_tokens": (_whole(1, 65536), "from 1 to 65536"),
-    "max_inter_token_ms": (_optional(_at_least_0), "a number of milliseconds, or 0 for no limit"),
+    "max_inter_token_ms": (_optional(_at_least_0), "milliseconds, 0 (no limit) or more"),
     "max_logprobs": (_whole(0, 1 << 20), "from 0 on"),
     "enable_prefix_caching": (_flag, "true or false"),
     "kv_cache_memory_bytes": (_optional(_whole(1)), "a number of bytes"),

@@ -52,7 +52,11 @@ ENGINE_FLAGS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "max_model_len": (int | None, _AUTO, "Longest prompt and answer together, in tokens."),
     "max_num_seqs": (int, _COUNT, "Sequences that may run at once."),
     "max_num_batched_tokens": (int, _COUNT, "Tokens computed in one step."),
-    "max_inter_token_ms": (float | None, _PACE, "Cut prompts so that streams get tokens this often; 0: never."),
+    "max_inter_token_ms": (
+        float | None,
+        _PACE,
+        "Longest step while prompts are computed beside streams; auto: twice one without prompts; 0: no limit.",
+    ),
     "max_logprobs": (int, _COUNT, "Most alternatives a request may ask for."),
     "enable_prefix_caching": (bool, {}, "Reuse what prompts have in common."),
     "kv_cache_memory_bytes": (int | None, _AUTO, "Size of the KV cache, such as 2G."),

@@ -48,8 +48,8 @@ class Stream:
     """The news of one request: an async iterator of lists of `Delta`, one list for what came since the last.
 
     Ends when every choice has. `aclose`, or leaving an ``async with``, gives the request up.
-    choices: how many. cached_tokens: prompt tokens found in the prefix cache; prompt_logprobs: both known with the first
-    news.
+    choices: how many. cached_tokens: prompt tokens found in the prefix cache; prompt_logprobs: both are known with the
+    first news.
     """
 
     def __init__(self, client: EngineClient, request: Add) -> None:

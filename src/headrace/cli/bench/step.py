@@ -15,6 +15,9 @@ from headrace.cli.bench import JsonOption, keep
 from headrace.cli.flags import ManyValues, ModelArgument, ModelOption, with_engine
 
 KIND = ManyValues
+LEGEND = """roof_ms: the longer of the times that the step's bytes and multiply-adds need at the machine's own rates,
+measured before and after; of_roof: its share; of_memory: the bytes' share. Rates that differ from row to row, or
+shares above 1, tell of other work on the machine."""
 
 
 @with_engine
@@ -36,6 +39,7 @@ def run(
     found = measured(chosen, sequences=sequences, context=context, steps=steps, prefill=prefill, profile=profile)
     print(f"{found['model']}: {found['threads']} threads, {found['isa']}")
     print(table(found["rows"]))
+    print(LEGEND)
     for number, phases in found["phases"].items():
         print(f"\nphases of a step of {number}, waiting for other threads included")
         print(table(phases))
