@@ -26,10 +26,12 @@ def test_times_and_tokens_are_those_of_the_script() -> None:
         found = run(server, 3)
     assert (found["completed"], found["failed"], found["errors"]) == (3, 0, {})
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (21, 12)
-    # No upper limits: the machine may be busy.
-    assert 200 <= found["median_ttft_ms"] <= found["median_e2el_ms"] - 300
-    assert 100 <= found["median_itl_ms"] <= found["p99_itl_ms"]
-    assert 100 <= found["median_tpot_ms"] <= found["p99_itl_ms"]
+    # The machine may be busy: each piece comes when it was sent or later, whatever the others did.
+    assert 200 <= found["median_ttft_ms"] < found["median_e2el_ms"]
+    after_the_first = found["mean_e2el_ms"] - found["mean_ttft_ms"]  # three pieces
+    assert found["mean_itl_ms"] == pytest.approx(after_the_first / 3)
+    assert found["mean_tpot_ms"] == pytest.approx(after_the_first / 3)
+    assert 0 < found["median_itl_ms"] <= found["p99_itl_ms"]
     assert 500 <= found["median_e2el_ms"] <= 1e3 * found["duration"]
     assert found["output_throughput"] == pytest.approx(12 / found["duration"])
     for name in ("ttft", "tpot", "itl", "e2el"):
