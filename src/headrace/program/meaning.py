@@ -19,8 +19,6 @@ from headrace.program.program import Op
 from headrace.program.rope import Rope
 from headrace.program.step import F32, Step
 
-"""Tokens in a page of the KV cache."""
-
 Array = NDArray[Any]
 
 
