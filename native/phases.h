@@ -264,7 +264,7 @@ class GatedPhase : public Phase {
     Ahead ahead(const Here& here) const override;
 
   private:
-    static constexpr int kUnit = 64;  // outputs at once: two streams of weights are changed between less often
+    static constexpr int kUnit = 64;  // outputs at once
     const Extent extent_;
     const Prepared* in_;
     const Piece gate_, up_;
