@@ -14,7 +14,7 @@ from headrace import SamplingParams
 from headrace.base.settings import EngineSettings
 from headrace.engine.engine import Engine
 from headrace.engine.loading import load_engine
-from headrace.engine.messages import Add, Update, WireLogprobs
+from headrace.engine.messages import Add, Terms, Update, WireLogprobs
 from headrace.weights import open_checkpoint
 
 ALL_IDS = 1 << 30  # as a vocabulary: every id of the model
@@ -71,7 +71,7 @@ class Recorder:
         return result
 
     def add(self, name: str, call: Call, priority: int = 0) -> None:
-        self.engine.add(Add(name, list(call.prompt), call.params, call.seed, [2], priority=priority))
+        self.engine.add(Add(name, list(call.prompt), call.params, call.seed, [2], Terms(priority=priority)))
 
     def step(self) -> None:
         for update in self.engine.step():

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.core.sampling import SamplingParams
 from headrace.engine.client import Stream
-from headrace.engine.messages import Add, ModelInfo, Stats, Stopped, Update
+from headrace.engine.messages import NO_TERMS, Add, ModelInfo, Stats, Stopped, Terms, Update
 from headrace.engine.requests import checked
 from headrace.text import ChatTemplate, Tokenizer
 
@@ -45,17 +45,9 @@ class FakeEngine:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def submit(
-        self, prompt_ids: list[int], params: SamplingParams, *, request_id: str, priority: int = 0, cache_salt: str = ""
+        self, prompt_ids: list[int], params: SamplingParams, *, request_id: str, terms: Terms = NO_TERMS
     ) -> Stream:
-        request = checked(
-            prompt_ids,
-            params,
-            self.info,
-            self.tokenizer,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
+        request = checked(prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms)
         self.seen.append(request)
         stream = Stream(self, request)  # type: ignore[arg-type]
         self._tasks[request_id] = asyncio.ensure_future(self._play(stream, request))

@@ -209,7 +209,7 @@ async def test_extras_of_vllm(client: httpx.AsyncClient, engine: FakeEngine) -> 
     assert answer["prompt_logprobs"][0] is None
     assert len(answer["prompt_logprobs"]) == len(engine.seen[0].prompt)
     add = engine.seen[0]
-    assert (add.params.top_k, add.params.min_p, add.priority, add.cache_salt) == (5, 0.1, 3, "s")
+    assert (add.params.top_k, add.params.min_p, add.terms.priority, add.terms.cache_salt) == (5, 0.1, 3, "s")
 
 
 async def test_fields_that_change_nothing_are_taken(client: httpx.AsyncClient) -> None:

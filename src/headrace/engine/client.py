@@ -22,6 +22,7 @@ from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
 from headrace.engine.loading import TextSide, find, open_text
 from headrace.engine.messages import (
+    NO_TERMS,
     Abort,
     Add,
     AskTrace,
@@ -34,6 +35,7 @@ from headrace.engine.messages import (
     Refused,
     Stats,
     Stopped,
+    Terms,
     ToEngine,
     TraceReply,
     Update,
@@ -190,23 +192,14 @@ class EngineClient:
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str = "",
+        terms: Terms = NO_TERMS,
     ) -> Stream:
         """A request on its way. RequestError at once for what can be known here; EngineError without an engine."""
         if not self.alive:
             raise EngineError("the engine has stopped")
         if request_id in self._streams:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id")
-        request = checked(
-            prompt_ids,
-            params,
-            self.info,
-            self.tokenizer,
-            request_id=request_id,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
+        request = checked(prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms)
         stream = self._streams[request_id] = Stream(self, request)
         self.send(request)
         return stream

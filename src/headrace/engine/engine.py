@@ -88,8 +88,8 @@ class Engine:
             request.prompt,
             stop_ids=request.stop_ids,
             max_len=self.info.max_model_len,
-            salt=request.cache_salt,
-            priority=request.priority,
+            salt=request.terms.cache_salt,
+            priority=request.terms.priority,
         )
         self._next += 1
         self._names[sequence.id] = request.request_id

@@ -18,7 +18,7 @@ from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
 from headrace.engine.loading import load
-from headrace.engine.messages import Add, ModelInfo, Update
+from headrace.engine.messages import NO_TERMS, Add, ModelInfo, Terms, Update
 from headrace.engine.output import ChoiceText, CompletionOutput, RequestMetrics, RequestOutput, readable_prompt
 from headrace.engine.requests import checked, own_defaults
 from headrace.text import Tokenizer, normalise_messages
@@ -154,7 +154,7 @@ class LLM:
                 self.info,
                 self._tokenizer,
                 request_id=str(next(self._numbers)),
-                priority=0 if priority is None else priority[i],
+                terms=NO_TERMS if priority is None else Terms(priority=priority[i]),
             )
             for i, ((_, ids), p) in enumerate(zip(prompts, params, strict=True))
         ]

@@ -15,6 +15,23 @@ from headrace.core.sampling import SamplingParams
 WireLogprobs = tuple[int, float, int, tuple[tuple[int, float], ...]]
 
 
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """When a request runs, beside whom, and for whom; what it is answered never depends on them.
+
+    priority: smaller first. cache_salt: keeps prefixes apart. tenant: whose request it is, "" for nobody in particular;
+    weight: the tenant's share against others', above 0. deadline: time.monotonic seconds at which it ends; 0: none.
+    """
+
+    priority: int = 0
+    cache_salt: str = ""
+    tenant: str = ""
+    weight: float = 1.0
+    deadline: float = 0.0
+
+
+NO_TERMS = Terms()
+
+
 class Add(msgspec.Struct, tag=True, frozen=True):
     """A checked request: `params.n` sequences. stop_ids: the model's own. arrival: time.monotonic seconds."""
 
@@ -23,8 +40,7 @@ class Add(msgspec.Struct, tag=True, frozen=True):
     params: SamplingParams
     seed: int
     stop_ids: list[int]
-    priority: int = 0
-    cache_salt: str = ""
+    terms: Terms = NO_TERMS
     arrival: float = 0.0
 
 

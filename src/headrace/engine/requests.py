@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from headrace.base.errors import ContextTooLong, RequestError
 from headrace.core.sampling import SamplingParams
-from headrace.engine.messages import Add, ModelInfo
+from headrace.engine.messages import NO_TERMS, Add, ModelInfo, Terms
 from headrace.text import Tokenizer
 
 
@@ -21,17 +22,13 @@ def checked(
     tokenizer: Tokenizer,
     *,
     request_id: str,
-    priority: int = 0,
-    cache_salt: str = "",
+    terms: Terms = NO_TERMS,
 ) -> Add:
     """The request as the engine takes it; RequestError (ContextTooLong) names what to change."""
     params = dataclasses.replace(params)
     params.validate(info.vocab_size, info.max_logprobs)
     check_prompt(prompt, params, info)
-    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-        raise RequestError(f"priority must be a 32-bit integer, got {priority!r}", param="priority")
-    if not isinstance(cache_salt, str):
-        raise RequestError(f"cache_salt must be a string, got {cache_salt!r}", param="cache_salt")
+    check_terms(terms)
     if params.bad_words:
         words = [ids for word in params.bad_words for ids in spellings(word, tokenizer)]
         params.bad_token_ids = (params.bad_token_ids or []) + words
@@ -41,10 +38,24 @@ def checked(
         params=params,
         seed=(secrets.randbits(63) if params.seed is None else params.seed) & (2**64 - 1),
         stop_ids=sorted(i for i in tokenizer.stop_ids if i < info.vocab_size),
-        priority=priority,
-        cache_salt=cache_salt,
+        terms=terms,
         arrival=time.monotonic(),
     )
+
+
+def check_terms(terms: Terms) -> None:
+    """RequestError names what cannot be."""
+    priority = terms.priority
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
+        raise RequestError(f"priority must be a 32-bit integer, got {priority!r}", param="priority")
+    if not isinstance(terms.cache_salt, str):
+        raise RequestError(f"cache_salt must be a string, got {terms.cache_salt!r}", param="cache_salt")
+    if not isinstance(terms.tenant, str):
+        raise RequestError(f"tenant must be a string, got {terms.tenant!r}", param="tenant")
+    if not 0 < terms.weight < math.inf:
+        raise RequestError(f"weight must be a number above 0, got {terms.weight!r}", param="weight")
+    if not 0 <= terms.deadline < math.inf:
+        raise RequestError(f"deadline must be seconds from 0 on, got {terms.deadline!r}", param="deadline")
 
 
 OWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")

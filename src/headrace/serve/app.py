@@ -22,7 +22,9 @@ from starlette.routing import BaseRoute, Route
 
 from headrace.base.errors import EngineError, RequestError, UnknownModel
 from headrace.base.log import log
+from headrace.engine.messages import Terms
 from headrace.serve.answers import ChatReply, TextReply, new_id
+from headrace.serve.callers import caller_of
 from headrace.serve.desk import ClientGone, Desk
 from headrace.serve.errors import shown
 from headrace.serve.http import MAX_BODY, EventStream, RequestIds, error_response, read_json, reported
@@ -118,16 +120,14 @@ class App:
         """All prompts, or, when one is refused, none. The engine's ids are unique whatever clients choose."""
         id = new_id(prefix, request.state.request_id)
         base = new_id(id) if request.state.request_id_given else id
+        caller = caller_of(request)
+        terms = Terms(priority=asked.priority, cache_salt=asked.cache_salt, tenant=caller.name, weight=caller.weight)
         streams: list[Stream] = []
         try:
             for i, ids in enumerate(prompts):
                 name = base if len(prompts) == 1 else f"{base}-{i}"
                 params = dataclasses.replace(asked.params)
-                streams.append(
-                    self._engine.submit(
-                        ids, params, request_id=name, priority=asked.priority, cache_salt=asked.cache_salt
-                    )
-                )
+                streams.append(self._engine.submit(ids, params, request_id=name, terms=terms))
                 await asyncio.sleep(0)  # many long prompts take a while, and others wait for the event loop
         except BaseException:
             for stream in streams:
