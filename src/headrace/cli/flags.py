@@ -6,7 +6,9 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import Parameter
 from typing import Annotated, Any
 
 import typer
@@ -41,26 +43,29 @@ def milliseconds_or_auto(given: str) -> float | None:
         raise typer.BadParameter(f"{given!r} is no number of milliseconds; write 20, 0 (no limit) or auto") from None
 
 
-# setting: its type, how it is read, what it does
-_COUNT: dict[str, Any] = {"parser": whole, "metavar": "N"}
+Command = Callable[..., None]
+Flag = tuple[Any, dict[str, Any], str]  # its type, how it is read, what it does
+FlagTable = dict[str, Flag]  # by the name of the setting
+
+COUNT: dict[str, Any] = {"parser": whole, "metavar": "N"}
 _AUTO: dict[str, Any] = {"parser": whole_or_auto, "metavar": "N|auto"}
 _PACE: dict[str, Any] = {"parser": milliseconds_or_auto, "metavar": "MS|auto"}
-ENGINE_FLAGS: dict[str, tuple[Any, dict[str, Any], str]] = {
+ENGINE_FLAGS: FlagTable = {
     "revision": (str | None, {}, "Branch, tag or commit of a hub repository."),
     "tokenizer": (str | None, {}, "Another tokenizer than the model's own."),
     "chat_template": (str | None, {}, "A Jinja template, or the path of one."),
     "max_model_len": (int | None, _AUTO, "Longest prompt and answer together, in tokens."),
-    "max_num_seqs": (int, _COUNT, "Sequences that may run at once."),
-    "max_num_batched_tokens": (int, _COUNT, "Tokens computed in one step."),
+    "max_num_seqs": (int, COUNT, "Sequences that may run at once."),
+    "max_num_batched_tokens": (int, COUNT, "Tokens computed in one step."),
     "max_inter_token_ms": (
         float | None,
         _PACE,
         "Longest step while prompts are computed beside streams; auto: twice one without prompts; 0: no limit.",
     ),
-    "max_logprobs": (int, _COUNT, "Most alternatives a request may ask for."),
+    "max_logprobs": (int, COUNT, "Most alternatives a request may ask for."),
     "enable_prefix_caching": (bool, {}, "Reuse what prompts have in common."),
     "kv_cache_memory_bytes": (int | None, _AUTO, "Size of the KV cache, such as 2G."),
-    "threads": (int, _COUNT, "Threads of the back end; 0: what the machine allows."),
+    "threads": (int, COUNT, "Threads of the back end; 0: what the machine allows."),
     "batching": (str, {"metavar": "continuous|static"}, "static: fill a batch, finish it, then the next."),
     "kv_cache": (bool, {}, "Off: compute the whole sequence at each step, to compare."),
     "backend": (str, {"metavar": "cpu|reference"}, "reference: numpy, slow, the specification."),
@@ -94,20 +99,40 @@ class ManyValues(TyperCommand):
         return rest
 
 
-def with_engine(command: Callable[..., None]) -> Callable[..., None]:
+def with_engine(command: Command) -> Command:
     """Adds the engine's flags to a command, which gets them as `settings`, a function from the model to settings."""
+    return _with(
+        command, "settings", _parameters(EngineSettings, ENGINE_FLAGS, "Engine"), lambda given: partial(_engine, given)
+    )
+
+
+def with_flags(name: str, record: type[Any], table: FlagTable, panel: str) -> Callable[[Command], Command]:
+    """Adds a table's flags to a command, which gets them as `name`, a `record`, whose defaults they have."""
+    parameters = _parameters(record, table, panel)
+
+    def make(given: dict[str, Any]) -> Any:
+        return record(**{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()})
+
+    return lambda command: _with(command, name, parameters, make)
+
+
+def _with(command: Command, name: str, added: Sequence[Parameter], make: Callable[[dict[str, Any]], Any]) -> Command:
+    """`command` with the parameters `added` in the place of `name`, which is what `make` makes of their values."""
     signature = inspect.signature(command, eval_str=True)
-    own = [parameter for name, parameter in signature.parameters.items() if name != "settings"]
-    added = [_parameter(field) for field in dataclasses.fields(EngineSettings) if field.name in ENGINE_FLAGS]
+    parameters = [*(p for p in signature.parameters.values() if p.name != name), *added]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        engine = {name: given.pop(name) for name in ENGINE_FLAGS}
-        command(settings=lambda model: EngineSettings.of(model, **engine), **given)
+        own = {parameter.name: given.pop(parameter.name) for parameter in added}
+        command(**{name: make(own)}, **given)
 
-    run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *added)}
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
+
+
+def _engine(given: dict[str, Any], model: str) -> EngineSettings:
+    return EngineSettings.of(model, **given)
 
 
 def as_arguments(settings: EngineSettings) -> list[str]:
@@ -121,9 +146,11 @@ def as_arguments(settings: EngineSettings) -> list[str]:
     return given
 
 
-def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
-    kind, options, text = ENGINE_FLAGS[field.name]
-    option = typer.Option(help=text, rich_help_panel="Engine", **options)
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option]
-    )
+def _parameters(record: type[Any], table: FlagTable, panel: str) -> list[Parameter]:
+    return [_parameter(field, table[field.name], panel) for field in dataclasses.fields(record) if field.name in table]
+
+
+def _parameter(field: dataclasses.Field[Any], flag: Flag, panel: str) -> Parameter:
+    kind, options, text = flag
+    option = typer.Option(help=text, rich_help_panel=panel, **options)
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option])

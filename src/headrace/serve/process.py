@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -25,27 +24,14 @@ from headrace.engine.client import EngineClient
 from headrace.engine.messages import Stats
 from headrace.serve.app import App, AppSettings
 from headrace.serve.errors import GoingAway
-from headrace.serve.http import MAX_BODY, Protocol11
+from headrace.serve.http import Protocol11
+from headrace.serve.settings import ServeSettings
 from headrace.weights import resolve
 
 STATS_SECONDS = 10.0
 LINGER_SECONDS = 0.5  # after the engine's death, for clients and health checks to hear of it
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed as they reuse it
 GRACE_SECONDS = 1  # for connections to close once their responses have ended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeSettings:
-    """Where and how to serve.
-
-    port: 0 takes a free one. shutdown_timeout: seconds that running requests get on SIGTERM.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    served_model_name: tuple[str, ...] = ()
-    shutdown_timeout: float = 30.0
-    max_body_bytes: int = MAX_BODY
 
 
 def serve(engine: EngineSettings, settings: ServeSettings) -> int:
