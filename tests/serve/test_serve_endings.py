@@ -189,7 +189,7 @@ async def test_health_answers_while_a_long_prompt_is_read(
 @pytest.mark.parametrize(
     ("slow_part", "body"),
     [
-        ("app.parse_completion", {"prompt": "a", "metadata": {"a": "b" * 80_000}}),
+        ("completions.parse_completion", {"prompt": "a", "metadata": {"a": "b" * 80_000}}),
         ("prompts.Prompts._echo", {"prompt": [[65] * 10] * 900, "echo": True, "max_tokens": 0}),
     ],
 )

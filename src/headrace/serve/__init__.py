@@ -1,9 +1,11 @@
-"""Floor 7: the OpenAI-compatible server. Owes: checked requests, error shapes, streaming, metrics. Knows no back ends.
+"""Floor 7: the server. Owes: checked requests, error shapes, streaming, metrics. Knows no back ends.
 
-process   binds, starts the engine, serves, drains          (the only file that starts anything)
-app       routes and what stands around them
-requests  JSON -> checked request;  fields: the tables of what is accepted
-prompts   text -> token ids, off the event loop when long
-answers   news of the engine -> answers and events;  shapes: how they look on the wire
-desk      who is being served, and how that ends early
+process      binds, starts the engine, serves, drains          (the only file that starts anything)
+app          the table of routes and what stands around them
+chat, completions   one file an API: its requests, its answers, its endpoint
+service      what the endpoints share: reading, submitting, answering
+requests     JSON -> checked request;  fields: the tables of what is accepted
+prompts      text -> token ids, off the event loop when long
+answers      news of the engine -> answers and events;  shapes: how they look on the wire
+desk         who is being served, and how that ends early
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,21 +17,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headrace.serve import logprobs as lp
+from headrace.serve.errors import Problem
 from headrace.serve.news import News
 from headrace.serve.requests import Asked
-from headrace.serve.shapes import (
-    Answer,
-    ChatChoice,
-    ChatChunkChoice,
-    ChatLogprobs,
-    Message,
-    MessageDelta,
-    PromptDetails,
-    TextChoice,
-    TextLogprobs,
-    Usage,
-)
+from headrace.serve.shapes import Answer, ChatChunkChoice, PromptDetails, TextChoice, Usage
 from headrace.serve.version import version
+from headrace.text.speech import CallStart, Content, Piece, Plain, Reader, Reasoning
 
 if TYPE_CHECKING:
     from headrace.engine.output import Delta
@@ -51,36 +42,70 @@ def new_id(prefix: str, request_id: str = "") -> str:
     return f"{prefix}-{request_id or secrets.token_hex(16)}"
 
 
+class Turn:
+    """One choice's text taken apart as it comes. calls: ids of its calls of tools, for the client to answer by."""
+
+    def __init__(self, reader: Reader | None = None) -> None:
+        self.calls: list[str] = []
+        self._reader = reader or Plain()
+
+    def pieces(self, delta: Delta) -> list[Piece]:
+        """What is certain after that news; everything once the choice has ended."""
+        pieces = self._reader.push(delta.text) if delta.text else []
+        if delta.finish_reason is not None:
+            pieces += self._reader.finish()
+        self.calls += [new_id("call") for piece in pieces if isinstance(piece, CallStart)]
+        return pieces
+
+    def reason(self, delta: Delta) -> str | None:
+        """The finish reason as clients know it."""
+        return "tool_calls" if self.calls and delta.finish_reason == "stop" else delta.finish_reason
+
+
 @dataclass(slots=True)
 class Choice:
-    """What one choice has become so far."""
+    """All of one choice. text: as the model said it; pieces: what it is made of, not yet joined."""
 
+    turn: Turn = field(default_factory=Turn)
     text: list[str] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
     def add(self, delta: Delta) -> None:
+        """Take news in."""
         self.text.append(delta.text)
+        self.pieces += self.turn.pieces(delta)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs or ()
         if delta.finish_reason is not None:
-            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+            self.finish_reason, self.stop_reason = self.turn.reason(delta), delta.stop_reason
+
+    def said(self, kind: type[Content] | type[Reasoning]) -> str:
+        """All pieces of a kind, joined."""
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, kind))
 
 
 class Reply(Protocol):
-    """How a request is answered; one of the two is called, once."""
+    """How a request is answered: by `whole` or `events`, once."""
+
+    asked: Asked
+    news: News
 
     async def whole(self) -> bytes:
         """The JSON body, when all is done."""
 
     def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events, several a piece when they come together; the last is ``[DONE]``."""
+        """Server-sent events, several a piece when they come together; the last says that all is well and over."""
+
+    def failed(self, problem: Problem) -> bytes:
+        """The last event of a stream that broke off."""
 
 
-class _Base:
-    """What chat and completions share."""
+class OpenAIReply:
+    """What the answers of chat and completions share."""
 
     whole_object: str
     chunk_object: str
@@ -97,9 +122,17 @@ class _Base:
             "system_fingerprint": f"headrace-{version()}",
         }
 
+    def turn(self) -> Turn:
+        """A new one, for one choice."""
+        return Turn()
+
     def choices(self) -> list[Choice]:
         """One for each choice of each prompt, empty."""
-        return [Choice() for _ in range(len(self.news.streams) * self.asked.params.n)]
+        return [Choice(self.turn()) for _ in range(len(self.news.streams) * self.asked.params.n)]
+
+    def failed(self, problem: Problem) -> bytes:
+        """See `Reply`; no ``[DONE]`` follows it."""
+        return event(problem.json())
 
     async def collected(self) -> list[Choice]:
         """All choices, when they have ended."""
@@ -174,141 +207,3 @@ class _Base:
     def ids(self, token_ids: list[int]) -> list[int] | UnsetType:
         """Token ids for who asked for them."""
         return token_ids if self.asked.token_ids else UNSET
-
-
-class ChatReply(_Base):
-    """Answers /v1/chat/completions."""
-
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    async def whole(self) -> bytes:
-        """See `Reply`."""
-        choices = [self._choice(i, choice) for i, choice in enumerate(await self.collected())]
-        stream = self.news.streams[0]
-        shows = self.asked.prompt_logprobs and stream.prompt_logprobs is not None
-        return self.answer(
-            choices,
-            self.usage(),
-            chunk=False,
-            prompt_token_ids=self.ids(stream.prompt_token_ids),
-            prompt_logprobs=lp.prompt_logprobs(stream.prompt_logprobs or []) if shows else UNSET,
-        )
-
-    def first(self, prompt: int) -> Iterable[bytes]:
-        """The role of each choice."""
-        role = MessageDelta(role="assistant", content="")
-        return [self.chunk(ChatChunkChoice(index=i, delta=role)) for i in range(self.asked.params.n)]
-
-    def more(self, index: int, delta: Delta) -> Iterable[bytes]:
-        """Text first, then, in an event of its own, the end."""
-        ids = self.ids(delta.token_ids)
-        if delta.text or delta.logprobs or (delta.token_ids and self.asked.token_ids):
-            says = MessageDelta(content=delta.text)
-            shown = self._logprobs(delta.logprobs or ())
-            yield self.chunk(ChatChunkChoice(index=index, delta=says, logprobs=shown, token_ids=ids))
-        if delta.finish_reason is not None:
-            yield self.chunk(
-                ChatChunkChoice(
-                    index=index,
-                    delta=MessageDelta(),
-                    finish_reason=delta.finish_reason,
-                    stop_reason=delta.stop_reason,
-                )
-            )
-
-    def _choice(self, index: int, choice: Choice) -> ChatChoice:
-        return ChatChoice(
-            index=index,
-            message=Message(content="".join(choice.text)),
-            logprobs=self._logprobs(choice.logprobs),
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop_reason,
-            token_ids=self.ids(choice.token_ids),
-        )
-
-    def _logprobs(self, steps: Sequence[Any]) -> ChatLogprobs | None:
-        return None if self.asked.logprobs is None else lp.chat_logprobs(steps, self.names, self.asked.logprobs)
-
-
-class TextReply(_Base):
-    """Answers /v1/completions. echoes: the text of each prompt to be said before its continuation, or None."""
-
-    whole_object = chunk_object = "text_completion"
-
-    def __init__(
-        self, id: str, model: str, asked: Asked, news: News, tokenizer: Tokenizer, echoes: Sequence[str] | None
-    ) -> None:
-        super().__init__(id, model, asked, news, tokenizer)
-        self._echoes = echoes
-        skip = asked.params.skip_special_tokens
-        starts = [len(echo) for echo in echoes or [""] * len(news.streams)]
-        self._offsets = [lp.TextOffsets(self.names, start, skip) for start in starts for _ in range(asked.params.n)]
-
-    async def whole(self) -> bytes:
-        """See `Reply`."""
-        choices = [self._choice(i, choice) for i, choice in enumerate(await self.collected())]
-        return self.answer(choices, self.usage(), chunk=False)
-
-    def first(self, prompt: int) -> Iterable[bytes]:
-        """The prompt, for each of its choices, if it is to be echoed."""
-        if self._echoes is None:
-            return ()
-        n, echo, shown = self.asked.params.n, self._echoes[prompt], self._prompt_logprobs(prompt)
-        return [self.chunk(self._piece(prompt * n + i, echo, shown)) for i in range(n)]
-
-    def more(self, index: int, delta: Delta) -> Iterable[bytes]:
-        """Text and end together."""
-        if (
-            delta.text
-            or delta.logprobs
-            or delta.finish_reason is not None
-            or (delta.token_ids and self.asked.token_ids)
-        ):
-            shown = self._logprobs(index, delta.logprobs or (), delta.token_ids)
-            yield self.chunk(self._piece(index, delta.text, shown, delta))
-
-    def _piece(self, index: int, text: str, logprobs: TextLogprobs | None, delta: Delta | None = None) -> TextChoice:
-        return TextChoice(
-            index=index,
-            text=text,
-            logprobs=logprobs,
-            finish_reason=delta.finish_reason if delta else None,
-            stop_reason=delta.stop_reason if delta else None,
-            token_ids=self.ids(delta.token_ids) if delta else UNSET,
-        )
-
-    def _choice(self, index: int, choice: Choice) -> TextChoice:
-        prompt = index // self.asked.params.n
-        stream = self.news.streams[prompt]
-        shown = self._logprobs(index, choice.logprobs, choice.token_ids)
-        before = self._prompt_logprobs(prompt) if self._echoes is not None else None
-        if shown is not None and before is not None:
-            shown = lp.joined(before, shown)
-        asks = self.asked.prompt_logprobs and stream.prompt_logprobs is not None
-        return TextChoice(
-            index=index,
-            text=(self._echoes[prompt] if self._echoes is not None else "") + "".join(choice.text),
-            logprobs=shown,
-            finish_reason=choice.finish_reason,
-            stop_reason=choice.stop_reason,
-            seed=stream.seed,
-            token_ids=self.ids(choice.token_ids),
-            prompt_token_ids=self.ids(stream.prompt_token_ids),
-            prompt_logprobs=lp.prompt_logprobs(stream.prompt_logprobs or []) if asks else UNSET,
-        )
-
-    def _logprobs(self, index: int, steps: Sequence[Any], tokens: Sequence[int]) -> TextLogprobs | None:
-        if self.asked.logprobs is None:
-            return None
-        return lp.text_logprobs(steps, tokens[: len(steps)], self.names, self._offsets[index], self.asked.logprobs)
-
-    def _prompt_logprobs(self, prompt: int) -> TextLogprobs | None:
-        steps, count = self.news.streams[prompt].prompt_logprobs, self.asked.logprobs
-        if steps is None or count is None or self._echoes is None:
-            return None
-        ids = self.news.streams[prompt].prompt_token_ids
-        # What tokenizers add (a BOS, a space) is not in the text: begin so much before it that the ends meet.
-        start = len(self._echoes[prompt]) - len(b"".join(map(self.names.bytes, ids)).decode("utf-8", "replace"))
-        shown = lp.text_logprobs(steps, ids, self.names, lp.TextOffsets(self.names, start, False), count)
-        return msgspec.structs.replace(shown, text_offset=[max(at, 0) for at in shown.text_offset])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +22,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.base.errors import HeadraceError, RequestError
 from headrace.base.log import log
-from headrace.serve.answers import event
 from headrace.serve.desk import ClientGone, Desk
 from headrace.serve.errors import Problem, problem_of
 
@@ -105,24 +104,29 @@ def _decode(body: bytes) -> Any:
         raise RequestError(f"The body is not valid JSON in UTF-8: {reason}", code="invalid_json") from None
 
 
+class Closing(Protocol):
+    async def aclose(self) -> None: ...
+
+
 class Events(Protocol):
-    """What an event stream is made from: see `answers.Reply`."""
+    """What an event stream is made from: see `answers.Reply`. news: closed at the end, whatever the end is."""
+
+    @property
+    def news(self) -> Closing: ...
 
     def events(self) -> AsyncGenerator[bytes, None]: ...
 
+    def failed(self, problem: Problem) -> bytes: ...
+
 
 class EventStream(Response):
-    """Server-sent events. When they fail, an error event is the last thing sent, and no ``[DONE]``.
+    """Server-sent events. When they fail, an error event is the last thing sent, and no ``[DONE]``."""
 
-    close: called at the end in any case, also when the client was gone before the first event.
-    """
-
-    def __init__(self, source: Events, desk: Desk, close: Callable[[], Awaitable[None]], request_id: str) -> None:
+    def __init__(self, source: Events, desk: Desk, request_id: str) -> None:
         super().__init__(headers=_SSE_HEADERS)
         del self.headers["content-length"]
         self._source = source
         self._desk = desk
-        self._close = close
         self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,7 +138,7 @@ class EventStream(Response):
                 if last is not None:
                     await self._end(send, last)
         finally:
-            await self._close()
+            await self._source.news.aclose()
 
     async def _run(self, receive: Receive, send: Send) -> bytes | None:
         """The last bytes to send; None when nobody is there to read them."""
@@ -143,7 +147,7 @@ class EventStream(Response):
         except ClientGone:
             return None
         except Exception as error:
-            return event(reported(error, self._request_id).json())
+            return self._source.failed(reported(error, self._request_id))
         return b""
 
     async def _end(self, send: Send, last: bytes) -> None:
@@ -156,6 +160,11 @@ class EventStream(Response):
         async with aclosing(self._source.events()) as events:
             async for piece in events:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+def json_response(body: bytes) -> Response:
+    """A body of JSON."""
+    return Response(body, media_type="application/json")
 
 
 def error_response(problem: Problem) -> Response:

@@ -22,9 +22,10 @@ from headrace.base.log import log, to_stderr
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import EngineClient
 from headrace.engine.messages import Stats
-from headrace.serve.app import App, AppSettings
+from headrace.serve.app import App
 from headrace.serve.errors import GoingAway
 from headrace.serve.http import Protocol11
+from headrace.serve.service import AppSettings
 from headrace.serve.settings import ServeSettings
 from headrace.weights import resolve
 

@@ -6,12 +6,13 @@ Owes: ids that fit the context, computed off the event loop when the text is lon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.base.errors import RequestError
-from headrace.serve.requests import ChatRequest, CompletionRequest, Limits, Prompt, check_length
+from headrace.serve.requests import Limits, check_length
 from headrace.text import normalise_messages
 
 if TYPE_CHECKING:
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
 LONG = 8192  # characters from which on work leaves the event loop; below it takes less than about 5 ms
 VALUES_A_TOKEN = 16  # JSON values in messages, for each token that the context holds
 _T = TypeVar("_T")
+
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template is given. messages: as the client sent them; they are checked where they are rendered.
+
+    template_kwargs: further variables of the template.
+    """
+
+    messages: Sequence[Any]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Prompts:
@@ -30,22 +46,22 @@ class Prompts:
         self._template = template
         self._limits = limits
 
-    async def of_chat(self, request: ChatRequest) -> list[int]:
+    async def of_chat(self, conversation: Conversation) -> list[int]:
         """The ids of the rendered conversation. RequestError(param="messages…"), ContextTooLong."""
         if self._template is None:
             raise RequestError(
                 "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
                 param="messages",
             )
-        return await _off_loop(_is_long(request.messages), self._chat, request, self._template)
+        return await _off_loop(_is_long(conversation.messages), self._chat, conversation, self._template)
 
-    async def of_completion(self, request: CompletionRequest) -> list[list[int]]:
+    async def of_texts(self, prompts: Sequence[Prompt], add_special_tokens: bool) -> list[list[int]]:
         """The ids of each prompt. RequestError(param="prompt"), ContextTooLong."""
-        return await _off_loop(_is_long(request.prompts), self._completion, request)
+        return await _off_loop(_is_long(prompts), self._texts, prompts, add_special_tokens)
 
-    async def echoes(self, request: CompletionRequest) -> list[str]:
+    async def echoes(self, prompts: Sequence[Prompt]) -> list[str]:
         """Each prompt as text, to be said again before its continuation."""
-        return await _off_loop(_is_long(request.prompts), lambda: [self._echo(prompt) for prompt in request.prompts])
+        return await _off_loop(_is_long(prompts), lambda: [self._echo(prompt) for prompt in prompts])
 
     def _echo(self, prompt: Prompt) -> str:
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
@@ -55,20 +71,21 @@ class Prompts:
         """Bytes of the longest token."""
         return max(len(self._tokenizer.token_bytes(i)) for i in range(self._tokenizer.vocab_size))
 
-    def _chat(self, request: ChatRequest, template: ChatTemplate) -> list[int]:
-        check_length(len(request.messages), self._limits.max_model_len, "messages", exact=False)
-        self._check_size(self._characters(request.messages), "messages")
+    def _chat(self, conversation: Conversation, template: ChatTemplate) -> list[int]:
+        messages = conversation.messages
+        check_length(len(messages), self._limits.max_model_len, "messages", exact=False)
+        self._check_size(self._characters(messages), "messages")
         rendered = template.render(
-            normalise_messages(request.messages),
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            **request.template_kwargs,
+            normalise_messages(messages),
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            **conversation.template_kwargs,
         )
         self._check_size(len(rendered.text), "messages")
         return self._fits(self._tokenizer.encode_chat(rendered), "messages")
 
-    def _completion(self, request: CompletionRequest) -> list[list[int]]:
-        return [self._fits(self._ids(p, request.add_special_tokens), "prompt") for p in request.prompts]
+    def _texts(self, prompts: Sequence[Prompt], add_special_tokens: bool) -> list[list[int]]:
+        return [self._fits(self._ids(prompt, add_special_tokens), "prompt") for prompt in prompts]
 
     def _ids(self, prompt: Prompt, add_special_tokens: bool) -> list[int]:
         if not isinstance(prompt, str):

@@ -7,7 +7,7 @@ tokenizers, templates. Messages are checked where they are rendered.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,14 +17,10 @@ from headrace.engine.requests import own_defaults
 from headrace.serve import fields as f
 from headrace.serve.errors import shown
 
-MAX_SEQUENCES = 2048  # choices of one request over all its prompts
 MAX_TEMPERATURE = 2.0
 
 # Of generation_config.json only these are taken, as vLLM does; max_new_tokens bounds answers that name no bound.
 _BIAS_KEY = re.compile(r"-?[0-9]{1,19}")
-_TEMPLATE_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "self")
-
-Prompt = str | list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +56,6 @@ class Asked:
     tokens_as_ids: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A checked /v1/chat/completions; messages are still as the client sent them."""
-
-    asked: Asked
-    messages: list[Any]
-    add_generation_prompt: bool
-    continue_final_message: bool
-    template_kwargs: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionRequest:
-    """A checked /v1/completions; `single`: the prompt was not a list of prompts."""
-
-    asked: Asked
-    prompts: list[Prompt]
-    echo: bool
-    add_special_tokens: bool
-
-
 def generation_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, list[str]]:
     """The usable sampling fields of a generation_config.json, its max_new_tokens, and the keys with unusable values."""
     usable, refused = own_defaults(generation)
@@ -88,43 +63,7 @@ def generation_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], 
     return usable, most if isinstance(most, int) and f.is_whole(most) and most > 0 else None, refused
 
 
-def parse_chat(body: Any, limits: Limits) -> ChatRequest:
-    """RequestError(param) for what cannot be served as asked, UnknownModel for another model's name."""
-    given = _checked(body, limits, f.CHAT, f.CHAT_NEUTRAL)
-    if not given.get("messages"):
-        raise RequestError("messages must be a list of at least one message.", param="messages")
-    shows = given.get("logprobs", False)
-    if "top_logprobs" in given and not shows:
-        raise RequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
-    most = _max_tokens(given, "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens", 1)
-    top = _alternatives(given.get("top_logprobs", 0), "top_logprobs", limits)
-    begins, continues = given.get("add_generation_prompt"), given.get("continue_final_message", False)
-    if continues and begins:
-        raise RequestError("continue_final_message needs add_generation_prompt: false.", param="continue_final_message")
-    return ChatRequest(
-        asked=_asked(given, limits, most, top if shows else None),
-        messages=given["messages"],
-        add_generation_prompt=not continues if begins is None else begins,
-        continue_final_message=continues,
-        template_kwargs=_template_kwargs(given.get("chat_template_kwargs", {})),
-    )
-
-
-def parse_completion(body: Any, limits: Limits) -> CompletionRequest:
-    """RequestError(param) for what cannot be served as asked, UnknownModel for another model's name."""
-    given = _checked(body, limits, f.COMPLETION, f.COMPLETION_NEUTRAL)
-    top = _alternatives(given["logprobs"], "logprobs", limits) if "logprobs" in given else None
-    asked = _asked(given, limits, _max_tokens(given, "max_tokens", 0), top)
-    prompts = _prompts(given.get("prompt"), limits)
-    if len(prompts) * asked.params.n > MAX_SEQUENCES:
-        raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES}.", param="prompt")
-    echo = given.get("echo", False)
-    if echo and top is not None:
-        asked.params.prompt_logprobs = max(top, asked.params.prompt_logprobs or 0)
-    return CompletionRequest(asked, prompts, echo, given.get("add_special_tokens", True))
-
-
-def _checked(body: Any, limits: Limits, handled: f.Rules, neutral: f.Rules) -> dict[str, Any]:
+def checked(body: Any, limits: Limits, handled: f.Rules, neutral: f.Rules) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
     model = body.get("model")
@@ -138,7 +77,7 @@ def _checked(body: Any, limits: Limits, handled: f.Rules, neutral: f.Rules) -> d
     return given
 
 
-def _asked(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, logprobs: int | None) -> Asked:
+def asked_of(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, logprobs: int | None) -> Asked:
     stream = given.get("stream", False)
     chosen = {**(limits.defaults or {}), **{name: given[name] for name in f.SAMPLING if name in given}}
     params = _params({**chosen, "max_tokens": max_tokens, "logit_bias": _logit_bias(given.get("logit_bias"))})
@@ -171,7 +110,7 @@ def _params(chosen: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**chosen)
 
 
-def _max_tokens(given: Mapping[str, Any], name: str, least: int) -> int | None:
+def max_tokens(given: Mapping[str, Any], name: str, least: int) -> int | None:
     """None, as absent: up to the context. More than the context holds is cut to it by the engine."""
     value: int | None = given.get(name)
     if value is not None and not least <= value < 2**63:
@@ -180,7 +119,7 @@ def _max_tokens(given: Mapping[str, Any], name: str, least: int) -> int | None:
     return value
 
 
-def _alternatives(value: int, name: str, limits: Limits) -> int:
+def alternatives(value: int, name: str, limits: Limits) -> int:
     if not 0 <= value <= limits.max_logprobs:
         raise RequestError(f"{name} must be from 0 to {limits.max_logprobs}, got {str(value)[:40]}.", param=name)
     return min(value, limits.vocab_size)
@@ -194,43 +133,6 @@ def _logit_bias(bias: dict[str, Any] | None) -> dict[Any, float] | None:
         if not _BIAS_KEY.fullmatch(key):
             raise RequestError(f"logit_bias must have token ids as keys, got '{shown(key, 40)}'.", param="logit_bias")
     return {int(key): value for key, value in bias.items()}
-
-
-def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    for name in _TEMPLATE_OWN:
-        if name in kwargs:
-            raise RequestError(f"chat_template_kwargs must not set {name}.", param=f"chat_template_kwargs.{name}")
-    return kwargs
-
-
-def _prompts(prompt: Any, limits: Limits) -> list[Prompt]:
-    """One prompt or a list of them, as a list."""
-    if prompt is None or prompt == []:
-        raise RequestError("prompt must be a string, token ids, or a list of at least one of them.", param="prompt")
-    if isinstance(prompt, str) or f.is_whole(prompt[0]):
-        return [_prompt(prompt, "prompt", limits)]
-    if len(prompt) > MAX_SEQUENCES:
-        raise RequestError(f"prompt must hold at most {MAX_SEQUENCES} prompts, got {len(prompt)}.", param="prompt")
-    return [_prompt(one, f"prompt[{i}]", limits) for i, one in enumerate(prompt)]
-
-
-def _prompt(prompt: Any, name: str, limits: Limits) -> Prompt:
-    if isinstance(prompt, str):
-        return prompt
-    if not isinstance(prompt, list):
-        raise RequestError(f"{name} must be a string or a list of token ids, got {f.kind(prompt)}.", param="prompt")
-    _check_ids(prompt, name, limits)
-    return prompt
-
-
-def _check_ids(ids: Sequence[Any], name: str, limits: Limits) -> None:
-    if not ids:
-        raise RequestError(f"{name} is empty: give at least one token id.", param="prompt")
-    check_length(len(ids), limits.max_model_len, "prompt")
-    for i, token in enumerate(ids):
-        if not f.is_whole(token) or not 0 <= token < limits.vocab_size:
-            what = f"{name}[{i}] must be a token id from 0 to {limits.vocab_size - 1}, got {f.kind(token)}."
-            raise RequestError(what, param="prompt")
 
 
 def check_length(tokens: int, most: int, param: str, exact: bool = True) -> None:

@@ -1,0 +1,141 @@
+"""/v1/chat/completions: a conversation in, the next message out.
+
+Source: OpenAI's API reference, and vLLM's additions to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.base.errors import RequestError
+from headrace.serve import fields as f
+from headrace.serve import logprobs as lp
+from headrace.serve.answers import Choice, OpenAIReply, Turn
+from headrace.serve.news import News
+from headrace.serve.prompts import Conversation
+from headrace.serve.requests import Asked, Limits, alternatives, asked_of, checked, max_tokens
+from headrace.serve.service import Service
+from headrace.serve.shapes import ChatChoice, ChatChunkChoice, ChatLogprobs, Message, MessageDelta
+from headrace.text.speech import Content
+
+if TYPE_CHECKING:
+    from headrace.engine.output import Delta
+    from headrace.text import Tokenizer
+
+_TEMPLATE_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "self")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A checked request."""
+
+    asked: Asked
+    conversation: Conversation
+
+
+class Chat:
+    """The endpoint of one served model."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        """POST /v1/chat/completions"""
+        service = self._service
+        with service.desk.seat():
+            given = await service.read(request, parse_chat)
+            ids = await service.prompts.of_chat(given.conversation)
+            id, news = await service.submit(request, "chatcmpl", given.asked, [ids])
+            return await service.answer(request, ChatReply(id, service.names[0], given.asked, news, service.tokenizer))
+
+
+def parse_chat(body: Any, limits: Limits) -> ChatRequest:
+    """RequestError(param) for what cannot be served as asked, UnknownModel for another model's name."""
+    given = checked(body, limits, f.CHAT, f.CHAT_NEUTRAL)
+    if not given.get("messages"):
+        raise RequestError("messages must be a list of at least one message.", param="messages")
+    shows = given.get("logprobs", False)
+    if "top_logprobs" in given and not shows:
+        raise RequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
+    most = max_tokens(given, "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens", 1)
+    top = alternatives(given.get("top_logprobs", 0), "top_logprobs", limits)
+    begins, continues = given.get("add_generation_prompt"), given.get("continue_final_message", False)
+    if continues and begins:
+        raise RequestError("continue_final_message needs add_generation_prompt: false.", param="continue_final_message")
+    conversation = Conversation(
+        given["messages"],
+        add_generation_prompt=not continues if begins is None else begins,
+        continue_final_message=continues,
+        template_kwargs=_template_kwargs(given.get("chat_template_kwargs", {})),
+    )
+    return ChatRequest(asked_of(given, limits, most, top if shows else None), conversation)
+
+
+def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    for name in _TEMPLATE_OWN:
+        if name in kwargs:
+            raise RequestError(f"chat_template_kwargs must not set {name}.", param=f"chat_template_kwargs.{name}")
+    return kwargs
+
+
+class ChatReply(OpenAIReply):
+    """Answers /v1/chat/completions."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, id: str, model: str, asked: Asked, news: News, tokenizer: Tokenizer) -> None:
+        super().__init__(id, model, asked, news, tokenizer)
+        self._turns: dict[int, Turn] = {}
+
+    async def whole(self) -> bytes:
+        """See `Reply`."""
+        choices = [self._choice(i, choice) for i, choice in enumerate(await self.collected())]
+        stream = self.news.streams[0]
+        shows = self.asked.prompt_logprobs and stream.prompt_logprobs is not None
+        return self.answer(
+            choices,
+            self.usage(),
+            chunk=False,
+            prompt_token_ids=self.ids(stream.prompt_token_ids),
+            prompt_logprobs=lp.prompt_logprobs(stream.prompt_logprobs or []) if shows else UNSET,
+        )
+
+    def first(self, prompt: int) -> Iterable[bytes]:
+        """The role of each choice."""
+        role = MessageDelta(role="assistant", content="")
+        return [self.chunk(ChatChunkChoice(index=i, delta=role)) for i in range(self.asked.params.n)]
+
+    def more(self, index: int, delta: Delta) -> Iterable[bytes]:
+        """What is said, then, in an event of its own, the end."""
+        turn = self._turns.setdefault(index, self.turn())
+        pieces = turn.pieces(delta)
+        if pieces or delta.logprobs or (delta.token_ids and self.asked.token_ids):
+            says = MessageDelta(content="".join(piece.text for piece in pieces if isinstance(piece, Content)))
+            shown, ids = self._logprobs(delta.logprobs or ()), self.ids(delta.token_ids)
+            yield self.chunk(ChatChunkChoice(index=index, delta=says, logprobs=shown, token_ids=ids))
+        if delta.finish_reason is not None:
+            reason = turn.reason(delta)
+            ended = ChatChunkChoice(
+                index=index, delta=MessageDelta(), finish_reason=reason, stop_reason=delta.stop_reason
+            )
+            yield self.chunk(ended)
+
+    def _choice(self, index: int, choice: Choice) -> ChatChoice:
+        return ChatChoice(
+            index=index,
+            message=Message(content=choice.said(Content)),
+            logprobs=self._logprobs(choice.logprobs),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            token_ids=self.ids(choice.token_ids),
+        )
+
+    def _logprobs(self, steps: Sequence[Any]) -> ChatLogprobs | None:
+        return None if self.asked.logprobs is None else lp.chat_logprobs(steps, self.names, self.asked.logprobs)

@@ -1,0 +1,114 @@
+"""What the endpoints of one served model share: reading requests, submitting prompts, sending answers.
+
+Owes: all prompts of a request submitted or none; an abort of what nobody reads. Does not know: routes, the shapes of
+requests and answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.base.log import log
+from headrace.engine.messages import Terms
+from headrace.serve.answers import Reply, new_id
+from headrace.serve.callers import caller_of
+from headrace.serve.desk import Desk
+from headrace.serve.http import MAX_BODY, EventStream, json_response, read_json
+from headrace.serve.metrics import Metrics
+from headrace.serve.news import News
+from headrace.serve.prompts import Prompts
+from headrace.serve.requests import Asked, Limits, generation_defaults
+
+if TYPE_CHECKING:
+    from headrace.engine.client import EngineClient, Stream
+    from headrace.text import Tokenizer
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class AppSettings:
+    """names: under which the model is served, the first is the one in answers; none: the reference it was loaded by."""
+
+    names: tuple[str, ...] = ()
+    max_body_bytes: int = MAX_BODY
+    prefix_caching: bool = True
+
+
+class Service:
+    """One served model. Must be made on the event loop that serves."""
+
+    def __init__(self, engine: EngineClient, settings: AppSettings) -> None:
+        self.engine = engine
+        self.names = settings.names or (engine.info.name,)
+        self.limits = limits_of(engine, self.names)
+        self.desk = Desk()
+        self.metrics = Metrics(engine, self.names[0], settings.prefix_caching)
+        self.prompts = Prompts(engine.tokenizer, engine.template, self.limits)
+        self._settings = settings
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's."""
+        return self.engine.tokenizer
+
+    async def read(self, request: Request, parse: Callable[[Any, Limits], _T]) -> _T:
+        """The request's body, checked by `parse`."""
+        return await read_json(request, lambda body: parse(body, self.limits), self._settings.max_body_bytes)
+
+    async def submit(
+        self, request: Request, prefix: str, asked: Asked, prompts: Sequence[list[int]]
+    ) -> tuple[str, News]:
+        """(id of the answer, its news): all prompts, or, when one is refused, none.
+
+        The engine's ids are unique whatever clients choose.
+        """
+        id = new_id(prefix, request.state.request_id)
+        base = new_id(id) if request.state.request_id_given else id
+        caller = caller_of(request)
+        terms = Terms(priority=asked.priority, cache_salt=asked.cache_salt, tenant=caller.name, weight=caller.weight)
+        streams: list[Stream] = []
+        try:
+            for i, ids in enumerate(prompts):
+                name = base if len(prompts) == 1 else f"{base}-{i}"
+                params = dataclasses.replace(asked.params)
+                streams.append(self.engine.submit(ids, params, request_id=name, terms=terms))
+                await asyncio.sleep(0)  # many long prompts take a while, and others wait for the event loop
+        except BaseException:
+            for stream in streams:
+                await stream.aclose()
+            raise
+        return id, News(streams, self.metrics)
+
+    async def answer(self, request: Request, reply: Reply) -> Response:
+        """The response: a stream of events or one body, as was asked."""
+        if reply.asked.stream:
+            return EventStream(reply, self.desk, request.state.request_id)
+        try:
+            body = await self.desk.attend(reply.whole(), request.receive)
+        finally:
+            await reply.news.aclose()
+        return json_response(body)
+
+
+def limits_of(engine: EngineClient, names: tuple[str, ...]) -> Limits:
+    """What requests are checked against, the model's own sampling defaults among it."""
+    info = engine.info
+    defaults, max_new_tokens, refused = generation_defaults(info.generation)
+    for name in refused:
+        log.warning("generation_config.json: %s is not usable and was left out", name)
+    return Limits(
+        names=names,
+        vocab_size=min(info.vocab_size, engine.tokenizer.vocab_size),
+        max_model_len=info.max_model_len,
+        max_logprobs=info.max_logprobs,
+        defaults=defaults,
+        max_new_tokens=max_new_tokens,
+    )
