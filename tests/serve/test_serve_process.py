@@ -9,117 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from child_server import Reader, Server, alive, gone, running, serving, until
 
 from headrace.engine.messages import Stats
 from headrace.serve.process import stats_line
 from real import golden
 
 pytestmark = pytest.mark.slow
-
-
-class Server:
-    """``headrace serve`` as a child, on a port of its own choice."""
-
-    def __init__(self, model: Path, *flags: str) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "headrace.cli",
-            "serve",
-            str(model),
-            "--port",
-            "0",
-            "--backend",
-            "reference",
-            *flags,
-        ]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.lines: list[str] = []
-        self._ready = threading.Event()
-        threading.Thread(target=self._read, daemon=True).start()
-        assert self._ready.wait(120), self.log
-        assert self.process.poll() is None, self.log
-        self.port = next(int(line.rpartition(":")[2].split("/")[0]) for line in self.lines if "http://" in line)
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if "startup complete" in line:
-                self._ready.set()
-        self._ready.set()
-
-    @property
-    def log(self) -> str:
-        return "".join(self.lines)
-
-    @property
-    def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0)
-
-    def children(self) -> list[int]:
-        """Process ids below the server."""
-        pid = self.process.pid
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-    def stop(self, number: int = signal.SIGTERM, within: float = 10) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(within)
-
-
-@contextmanager
-def serving(model: Path, *flags: str) -> Iterator[Server]:
-    server = Server(model, *flags)
-    try:
-        yield server
-    finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
-
-
-def gone(pids: list[int], within: float = 3) -> bool:
-    end = time.monotonic() + within
-    while time.monotonic() < end:
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
-
-
-class Reader(threading.Thread):
-    """Reads a stream on the side. `frames` as they come; `error` if the connection broke."""
-
-    def __init__(self, server: Server, **body: Any) -> None:
-        super().__init__(daemon=True)
-        self._url = server.url + "/v1/completions"
-        self._body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True, **body}
-        self.frames: list[str] = []
-        self.error: Exception | None = None
-        self.begun = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=30) as response:
-                for line in response.iter_lines():
-                    if line:
-                        self.frames.append(line)
-                        self.begun.set()
-        except Exception as error:
-            self.error = error
-        self.begun.set()
 
 
 @pytest.fixture(scope="module")
@@ -195,18 +99,6 @@ def test_a_client_that_hangs_up_frees_its_pages(server: Server) -> None:
     until(lambda: running(server) == 0)
 
 
-def running(server: Server) -> float:
-    text = httpx.get(server.url + "/metrics").text
-    return float(next(line for line in text.splitlines() if line.startswith("vllm:num_requests_running")).split()[-1])
-
-
-def until(true: Any, within: float = 3) -> None:
-    end = time.monotonic() + within
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_giant_headers_are_refused(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-big: ")
@@ -257,10 +149,6 @@ def test_sigterm_lets_streams_end(tiny: Path) -> None:
             reader.join(5)
             assert reader.frames[-1] == "data: [DONE]"
         assert gone(children)
-
-
-def alive(server: Server) -> bool:
-    return server.process.poll() is None
 
 
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])

@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import typer
 
+from headrace.base.errors import SettingError
 from headrace.base.settings import DEFAULT_MODEL, EngineSettings
 from headrace.cli.flags import COUNT, FlagTable, ModelArgument, ModelOption, with_engine, with_flags
+from headrace.serve.keys import Key
 from headrace.serve.process import serve
 from headrace.serve.settings import ServeSettings
 
+
+def key_of(given: str | Mapping[str, Any] | Key) -> Key:
+    """A key as a word, or as a config file's entry. Defaults come as they are."""
+    try:
+        return given if isinstance(given, Key) else Key.of(given) if isinstance(given, str) else Key.read(given)
+    except SettingError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+KEY: dict[str, Any] = {"parser": key_of, "metavar": "KEY"}
 SERVE_FLAGS: FlagTable = {  # by field of ServeSettings
     "host": (str, {}, "Address to listen on."),
     "port": (int, {"min": 0, "max": 65535}, "Port; 0: a free one."),
     "served_model_name": (list[str], {}, "Name in the API, may be given again for more; the first is echoed."),
     "shutdown_timeout": (float, {"min": 0}, "Seconds for running requests on SIGTERM."),
     "max_body_bytes": (int, COUNT, "Largest request body."),
+    "api_key": (
+        list[Key],
+        KEY,
+        "Key that requests need; may be given again. Or set HEADRACE_API_KEY.",
+    ),
+    "api_key_file": (str | None, {}, "File of keys, a line each: `key`, or `name key weight`."),
+    "metrics_without_key": (bool, {}, "Leave /metrics open when keys are needed."),
+    "prefix_cache_per_key": (bool, {}, "Callers find only their own prompts in the prefix cache."),
+    "allowed_origins": (list[str], {}, "Origin whose scripts may ask, or '*'; may be given again. None: CORS is off."),
+    "allowed_methods": (list[str], {}, "Method that they may use; may be given again."),
+    "allowed_headers": (list[str], {}, "Header that they may send; may be given again."),
+    "allow_credentials": (bool, {}, "Let them send cookies; not with the origin '*'."),
+    "ssl_keyfile": (str | None, {}, "Private key, PEM, for HTTPS."),
+    "ssl_certfile": (str | None, {}, "Certificate, PEM, for HTTPS."),
+    "ssl_ca_certs": (str | None, {}, "Certificates, PEM, that clients' own must come from."),
+    "ssl_cert_reqs": (int, {"min": 0, "max": 2}, "Clients' certificates: 0 none, 1 if they have one, 2 needed."),
 }
 
 

@@ -17,13 +17,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from headrace.base.errors import EngineError, RequestError, UnknownModel
 from headrace.serve.chat import Chat
 from headrace.serve.completions import Completions
 from headrace.serve.desk import ClientGone
 from headrace.serve.errors import shown
-from headrace.serve.http import RequestIds, error_response, json_response, reported
+from headrace.serve.http import LIVE, RequestIds, error_response, json_response, reported
 from headrace.serve.metrics import CONTENT_TYPE
 from headrace.serve.service import AppSettings, Service
 from headrace.serve.shapes import ModelCard, ModelList
@@ -37,14 +38,18 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class App:
-    """One served model. Must be made on the event loop that serves; `asgi` is what a server runs."""
+    """One served model. Must be made on the event loop that serves; `asgi` answers.
+
+    routes: the same without request ids, for `serve.front` to stand before them.
+    """
 
     def __init__(self, engine: EngineClient, settings: AppSettings | None = None) -> None:
         self.service = Service(engine, settings or AppSettings())
         self.names, self.limits = self.service.names, self.service.limits
         self.desk, self.metrics = self.service.desk, self.service.metrics
         self._created = int(time.time())
-        self.asgi = RequestIds(self._fastapi())
+        self.routes: ASGIApp = self._fastapi()
+        self.asgi = RequestIds(self.routes)
 
     def _fastapi(self) -> FastAPI:
         routes: list[BaseRoute] = [
@@ -67,6 +72,11 @@ class App:
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{id:path}", self.model),
             ("GET", "/health", self.health),
+            ("GET", "/v1/health", self.health),
+            ("GET", "/ready", self.health),
+            ("GET", "/ping", self.health),
+            ("POST", "/ping", self.health),
+            ("GET", "/live", self.live),
             ("GET", "/version", self.version),
             ("GET", "/metrics", self.show_metrics),
             ("GET", "/trace", self.trace),
@@ -88,12 +98,16 @@ class App:
         return ModelCard(id=name, created=self._created, root=info.name, max_model_len=info.max_model_len)
 
     async def health(self, request: Request) -> Response:
-        """GET /health: 503 when the engine is dead or the server is on its way out."""
+        """GET /health, /ready, /ping: 503 when the engine is dead or the server is on its way out."""
         if not self.service.engine.alive:
             raise EngineError("The engine process has died.")
         if self.desk.closing:
             raise HTTPException(503, "The server is shutting down.", {"retry-after": "1"})
-        return json_response(b'{"status":"ok"}')
+        return json_response(LIVE)
+
+    async def live(self, request: Request) -> Response:
+        """GET /live: that there is a process, whatever state it is in."""
+        return json_response(LIVE)
 
     async def version(self, request: Request) -> Response:
         """GET /version"""

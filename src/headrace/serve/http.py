@@ -32,6 +32,7 @@ LAST_SECONDS = 0.3  # for the last event to go out when the server is going
 LONG_BODY = 64 << 10  # bytes from which on JSON is decoded and checked off the event loop
 _T = TypeVar("_T")
 
+LIVE = b'{"status":"ok"}'  # the body of every answer that says no more
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",

@@ -7,124 +7,90 @@ exit code is 0 when asked to go, 1 when the engine died.
 from __future__ import annotations
 
 import asyncio
-import errno
+import os
 import signal
 import socket
+import ssl
 import time
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
 
-from headrace.base.errors import EngineError, SettingError
+from headrace.base.errors import EngineError
 from headrace.base.log import log, to_stderr
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import EngineClient
 from headrace.engine.messages import Stats
 from headrace.serve.app import App
 from headrace.serve.errors import GoingAway
-from headrace.serve.http import Protocol11
+from headrace.serve.front import Cors, Gate, front
+from headrace.serve.keys import KeyRing, key_ring
+from headrace.serve.listening import Listening, bind, cannot_listen, is_loopback, tls_context
 from headrace.serve.service import AppSettings
 from headrace.serve.settings import ServeSettings
 from headrace.weights import resolve
 
 STATS_SECONDS = 10.0
 LINGER_SECONDS = 0.5  # after the engine's death, for clients and health checks to hear of it
-KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed as they reuse it
-GRACE_SECONDS = 1  # for connections to close once their responses have ended
 
 
 def serve(engine: EngineSettings, settings: ServeSettings) -> int:
     """Serve until told to stop; the exit code. Raises HeadraceError when it cannot start."""
     to_stderr()
+    keys = key_ring(settings.api_key, settings.api_key_file, os.environ)
+    tls = tls_context(settings)
     sock = bind(settings.host, settings.port)
+    if not len(keys) and not is_loopback(settings.host):
+        log.warning("everybody who reaches %s may use this server: --api-key asks for a key", settings.host)
     # Fetched out here, where Ctrl-C still ends a download; the engine then finds it at once.
     resolve(engine.model, revision=engine.revision)
-    with sock, asyncio.Runner(loop_factory=_config(None).get_loop_factory()) as runner:
-        return runner.run(_Process(engine, settings, sock).run())
+    with sock, asyncio.Runner(loop_factory=uvicorn.Config(_run, log_config=None).get_loop_factory()) as runner:
+        return runner.run(_run(engine, settings, keys, tls, sock))
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound, not listening yet. SettingError(param="port" or "host") says why it cannot be."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        sock = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise SettingError(f"cannot listen on host {host!r}: {error.strerror}", param="host") from None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except (OSError, OverflowError) as error:
-        sock.close()
-        raise _cannot_bind(host, port, error) from None
-    return sock
-
-
-def _cannot_bind(host: str, port: int, error: BaseException) -> SettingError:
-    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-        return SettingError(
-            f"port {port} on {host} is in use by another program; choose another with --port", param="port"
-        )
-    return SettingError(f"cannot listen on {host}:{port}: {error}", param="port")
-
-
-def _config(app: Any) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=Protocol11,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        backlog=2048,
-    )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers; `ready` is set when it accepts connections."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the process's business."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
-        await super().startup(sockets)
-        self.ready.set()
+async def _run(
+    engine: EngineSettings, settings: ServeSettings, keys: KeyRing, tls: ssl.SSLContext | None, sock: socket.socket
+) -> int:
+    return await _Process(engine, settings, keys, tls).run(sock)
 
 
 class _Process:
     """From the start to the exit code."""
 
-    def __init__(self, engine: EngineSettings, settings: ServeSettings, sock: socket.socket) -> None:
+    def __init__(
+        self, engine: EngineSettings, settings: ServeSettings, keys: KeyRing, tls: ssl.SSLContext | None
+    ) -> None:
         self._engine_settings = engine
         self._settings = settings
-        self._sock = sock
+        self._gate = Gate()
+        cors = Cors(
+            settings.allowed_origins, settings.allowed_methods, settings.allowed_headers, settings.allow_credentials
+        )
+        self._app = front(self._gate, keys, cors, metrics_open=settings.metrics_without_key)
+        self._tls = tls
         self._asked = asyncio.Event()  # to go
         self._hurry = asyncio.Event()  # to go at once
 
-    async def run(self) -> int:
+    async def run(self, sock: socket.socket) -> int:
         """Serve until told to stop, or until the engine dies."""
         loop = asyncio.get_running_loop()
         for number, handler in ((signal.SIGTERM, self._terminate), (signal.SIGINT, self._interrupt)):
             loop.add_signal_handler(number, handler)
-        log.info("loading %s", self._engine_settings.model)
-        engine = await self._unless_asked(EngineClient.start(self._engine_settings))
-        if engine is None:
-            return 0
+        server = Listening(self._app, self._tls)
+        serving = asyncio.ensure_future(server.serve(sockets=[sock]))
         try:
-            return await self._serve(engine)
+            await _first(serving, server.ready.wait())
+            if serving.done():
+                host, port = self._settings.host, self._settings.port
+                raise cannot_listen(host, port, serving.exception() or OSError("closed"))
+            log.info("loading %s; port %d answers 503 until then", self._engine_settings.model, sock.getsockname()[1])
+            return await self._loaded(sock)
         finally:
-            await engine.close(1.0 if self._hurry.is_set() else 5.0)
+            server.should_exit = True
+            with suppress(Exception):
+                await serving
 
     def _terminate(self) -> None:
         (self._hurry if self._asked.is_set() else self._asked).set()
@@ -132,6 +98,15 @@ class _Process:
     def _interrupt(self) -> None:
         self._asked.set()
         self._hurry.set()
+
+    async def _loaded(self, sock: socket.socket) -> int:
+        engine = await self._unless_asked(EngineClient.start(self._engine_settings))
+        if engine is None:
+            return 0
+        try:
+            return await self._serve(engine, sock)
+        finally:
+            await engine.close(1.0 if self._hurry.is_set() else 5.0)
 
     async def _unless_asked(self, work: Coroutine[Any, Any, EngineClient]) -> EngineClient | None:
         """The result of `work`, or None when asked to go before it is there."""
@@ -145,25 +120,14 @@ class _Process:
             await task
         return None
 
-    async def _serve(self, engine: EngineClient) -> int:
-        names = self._settings.served_model_name
-        prefix = self._engine_settings.enable_prefix_caching
-        app = App(engine, AppSettings(names, self._settings.max_body_bytes, prefix))
-        server = _Server(_config(app.asgi))
-        serving = asyncio.ensure_future(server.serve(sockets=[self._sock]))
-        try:
-            await _first(serving, server.ready.wait())
-            if serving.done():
-                raise _cannot_bind(self._settings.host, self._settings.port, serving.exception() or OSError("closed"))
-            _say_ready(engine, app, self._sock, self._settings.host)
-            reporting = asyncio.ensure_future(_report(engine))
-            await _first(self._asked.wait(), engine.stopped.wait())
-            reporting.cancel()
-            return await self._end(engine, app)
-        finally:
-            server.should_exit = True
-            with suppress(Exception):
-                await serving
+    async def _serve(self, engine: EngineClient, sock: socket.socket) -> int:
+        app = App(engine, _app_settings(self._engine_settings, self._settings))
+        self._gate.open(app.routes)
+        _say_ready(engine, app, sock, self._settings)
+        reporting = asyncio.ensure_future(_report(engine))
+        await _first(self._asked.wait(), engine.stopped.wait())
+        reporting.cancel()
+        return await self._end(engine, app)
 
     async def _end(self, engine: EngineClient, app: App) -> int:
         """Lets open requests end, one way or the other."""
@@ -183,6 +147,15 @@ class _Process:
         return 1 if died else 0
 
 
+def _app_settings(engine: EngineSettings, settings: ServeSettings) -> AppSettings:
+    return AppSettings(
+        names=settings.served_model_name,
+        max_body_bytes=settings.max_body_bytes,
+        prefix_caching=engine.enable_prefix_caching,
+        prefix_cache_per_key=settings.prefix_cache_per_key,
+    )
+
+
 async def _first(*work: Any) -> None:
     """Waits for the first; cancels the rest, other than futures that were given as such."""
     tasks = [asyncio.ensure_future(one) for one in work]
@@ -192,7 +165,7 @@ async def _first(*work: Any) -> None:
             task.cancel()
 
 
-def _say_ready(engine: EngineClient, app: App, sock: socket.socket, host: str) -> None:
+def _say_ready(engine: EngineClient, app: App, sock: socket.socket, settings: ServeSettings) -> None:
     info = engine.info
     tokens = info.pages * info.page_tokens
     log.info(
@@ -215,9 +188,11 @@ def _say_ready(engine: EngineClient, app: App, sock: socket.socket, host: str) -
         log.info("sampling defaults from the model's generation_config.json: %s", app.limits.defaults)
     if engine.template is None:
         log.warning("the model has no chat template: /v1/chat/completions answers 400")
-    where = f"[{host}]" if ":" in host else host
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    where = f"[{settings.host}]" if ":" in settings.host else settings.host
     names = ", ".join(app.names)
-    log.info("serving %s on http://%s:%d/v1 (health, metrics, trace beside it)", names, where, sock.getsockname()[1])
+    at = f"{scheme}://{where}:{sock.getsockname()[1]}"
+    log.info("serving %s on %s/v1 (health, metrics, trace beside it)", names, at)
     log.info("Application startup complete.")
 
 

@@ -35,11 +35,15 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
-    """names: under which the model is served, the first is the one in answers; none: the reference it was loaded by."""
+    """names: under which the model is served, the first is the one in answers; none: the reference it was loaded by.
+
+    prefix_cache_per_key: callers find only their own prompts in the prefix cache.
+    """
 
     names: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY
     prefix_caching: bool = True
+    prefix_cache_per_key: bool = False
 
 
 class Service:
@@ -73,7 +77,8 @@ class Service:
         id = new_id(prefix, request.state.request_id)
         base = new_id(id) if request.state.request_id_given else id
         caller = caller_of(request)
-        terms = Terms(priority=asked.priority, cache_salt=asked.cache_salt, tenant=caller.name, weight=caller.weight)
+        salt = f"{caller.name}\0{asked.cache_salt}" if self._settings.prefix_cache_per_key else asked.cache_salt
+        terms = Terms(priority=asked.priority, cache_salt=salt, tenant=caller.name, weight=caller.weight)
         streams: list[Stream] = []
         try:
             for i, ids in enumerate(prompts):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.base.errors import SettingError
 from headrace.serve.http import MAX_BODY
+from headrace.serve.keys import Key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +16,12 @@ class ServeSettings:
     port: 0 takes a free one.
     served_model_name: names in the API, the first is echoed; none: the reference that the model was loaded by.
     shutdown_timeout: seconds that running requests get on SIGTERM.
+    api_key, api_key_file: keys that requests need, beside those of the environment (`serve.keys`); none: all may ask.
+    metrics_without_key: /metrics is open all the same.
+    prefix_cache_per_key: callers find only their own prompts in the prefix cache, so that its speed tells them nothing.
+    allowed_origins and the next three: what scripts of other origins may do (CORS); no origins: nothing.
+    ssl_keyfile, ssl_certfile: PEM; with them only HTTPS is spoken. ssl_ca_certs: whose certificates clients may show;
+        ssl_cert_reqs: 0 they need none, 1 they may show one, 2 they must.
     """
 
     host: str = "127.0.0.1"
@@ -21,3 +29,24 @@ class ServeSettings:
     served_model_name: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0
     max_body_bytes: int = MAX_BODY
+    api_key: tuple[Key, ...] = ()
+    api_key_file: str | None = None
+    metrics_without_key: bool = False
+    prefix_cache_per_key: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0
+
+    def __post_init__(self) -> None:
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise SettingError(
+                "allow_credentials with the origin '*' would let every page act for the user: name the origins",
+                param="allow_credentials",
+            )
+        if "" in self.allowed_origins:
+            raise SettingError("allowed_origins: '*', or such as https://example.org", param="allowed_origins")
