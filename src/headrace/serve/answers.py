@@ -38,8 +38,8 @@ def event(json: bytes) -> bytes:
 
 
 def new_id(prefix: str, request_id: str = "") -> str:
-    """The id of an answer: from the client's request id, or drawn."""
-    return f"{prefix}-{request_id or secrets.token_hex(16)}"
+    """``chatcmpl-…``, ``call_…``: the prefix with its separator, then the client's request id, or what is drawn."""
+    return prefix + (request_id or secrets.token_hex(16))
 
 
 class Turn:
@@ -54,7 +54,7 @@ class Turn:
         pieces = self._reader.push(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             pieces += self._reader.finish()
-        self.calls += [new_id("call") for piece in pieces if isinstance(piece, CallStart)]
+        self.calls += [new_id("call_") for piece in pieces if isinstance(piece, CallStart)]
         return pieces
 
     def reason(self, delta: Delta) -> str | None:

@@ -51,7 +51,7 @@ class Chat:
         with service.desk.seat():
             given = await service.read(request, parse_chat)
             ids = await service.prompts.of_chat(given.conversation)
-            id, news = await service.submit(request, "chatcmpl", given.asked, [ids])
+            id, news = await service.submit(request, "chatcmpl-", given.asked, [ids])
             return await service.answer(request, ChatReply(id, service.names[0], given.asked, news, service.tokenizer))
 
 

@@ -54,7 +54,7 @@ class Completions:
             given = await service.read(request, parse_completion)
             ids = await service.prompts.of_texts(given.prompts, given.add_special_tokens)
             echoes = await service.prompts.echoes(given.prompts) if given.echo else None
-            id, news = await service.submit(request, "cmpl", given.asked, ids)
+            id, news = await service.submit(request, "cmpl-", given.asked, ids)
             reply = TextReply(id, service.names[0], given.asked, news, service.tokenizer, echoes)
             return await service.answer(request, reply)
 

@@ -1,6 +1,7 @@
-"""Exceptions become HTTP: status, OpenAI's error shape, and how a client should retry.
+"""Exceptions become HTTP: status, an error in the shape that clients of the path read, and how a client should retry.
 
-Owes: one `Problem` for whatever went wrong. Does not know: routes, requests.
+Owes: one `Problem` for whatever went wrong; its body for each API. Does not know: routes, requests.
+Sources: OpenAI's and Anthropic's API references on errors.
 """
 
 from __future__ import annotations
@@ -31,6 +32,37 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     error: ErrorBody
 
 
+class AnthropicErrorBody(msgspec.Struct, frozen=True):
+    """What Anthropic's clients read."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
+    """The whole body of an error answer, or of an error event, for them."""
+
+    error: AnthropicErrorBody
+    request_id: str
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether that path belongs to Anthropic's API."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """An error as it goes out."""
@@ -43,8 +75,17 @@ class Problem:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def json(self) -> bytes:
-        """The body, UTF-8."""
+        """The body in OpenAI's shape, UTF-8."""
         return msgspec.json.encode(ErrorAnswer(ErrorBody(clean(self.message), self.type, self.param, self.code)))
+
+    def anthropic_json(self, request_id: str) -> bytes:
+        """The body in Anthropic's shape, whose types go by status, UTF-8."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return msgspec.json.encode(AnthropicError(AnthropicErrorBody(kind, clean(self.message)), request_id))
+
+    def body(self, path: str, request_id: str) -> bytes:
+        """What clients of that path read."""
+        return self.anthropic_json(request_id) if is_anthropic(path) else self.json()
 
 
 class Broken(EngineError):

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headrace.base.errors import HeadraceError, RequestError
 from headrace.base.log import log
 from headrace.serve.desk import ClientGone, Desk
-from headrace.serve.errors import Problem, problem_of
+from headrace.serve.errors import Problem, is_anthropic, problem_of
 
 MAX_BODY = 32 << 20  # bytes
 MAX_HEAD = 64 << 10  # bytes of request line and headers
@@ -56,10 +56,13 @@ class RequestIds:
         named = bool(_REQUEST_ID.fullmatch(given))
         request_id = given if named else secrets.token_hex(16)
         scope.setdefault("state", {}).update(request_id=request_id, request_id_given=named)
+        names = ("x-request-id", "request-id") if is_anthropic(scope["path"]) else ("x-request-id",)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                for name in names:
+                    headers[name] = request_id
             await send(message)
 
         await self._app(scope, receive, send_with_id)
@@ -168,9 +171,24 @@ def json_response(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
+class ErrorResponse(Response):
+    """An error answer, in the shape that clients of the path it is sent from read."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(status_code=problem.status)
+        self._problem = problem
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The response."""
+        problem = self._problem
+        body = problem.body(scope["path"], scope.get("state", {}).get("request_id", ""))
+        response = Response(body, problem.status, headers=dict(problem.headers), media_type="application/json")
+        await response(scope, receive, send)
+
+
 def error_response(problem: Problem) -> Response:
     """An error answer."""
-    return Response(problem.json(), problem.status, headers=dict(problem.headers), media_type="application/json")
+    return ErrorResponse(problem)
 
 
 def reported(error: Exception, request_id: str) -> Problem:

@@ -75,7 +75,7 @@ class Service:
         The engine's ids are unique whatever clients choose.
         """
         id = new_id(prefix, request.state.request_id)
-        base = new_id(id) if request.state.request_id_given else id
+        base = new_id(f"{id}-") if request.state.request_id_given else id
         caller = caller_of(request)
         salt = f"{caller.name}\0{asked.cache_salt}" if self._settings.prefix_cache_per_key else asked.cache_salt
         terms = Terms(priority=asked.priority, cache_salt=salt, tenant=caller.name, weight=caller.weight)
