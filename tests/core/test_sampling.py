@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import fields
 from typing import Any
 
@@ -69,6 +70,12 @@ LEGAL: dict[str, list[Any]] = {
 }
 
 
+def field_of(error: RequestError) -> str:
+    """The field of a path such as ``stop[0]``."""
+    assert error.param is not None
+    return re.split(r"[.\[]", error.param)[0]
+
+
 def cases(table: dict[str, list[Any]]) -> list[Any]:
     return [pytest.param(k, v, id=f"{k}-{i}") for k, values in table.items() for i, v in enumerate(values)]
 
@@ -77,7 +84,7 @@ def cases(table: dict[str, list[Any]]) -> list[Any]:
 def test_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**{name: value}).validate(VOCAB)
-    assert caught.value.param == name
+    assert field_of(caught.value) == name
     assert name in str(caught.value) and len(str(caught.value)) < 300
 
 
@@ -94,7 +101,7 @@ def test_any_value_is_legal_or_refused_by_its_name(name: str, data: st.DataObjec
     try:
         SamplingParams(**{name: value}).validate(VOCAB)
     except RequestError as error:
-        assert error.param == name or (name, error.param) == ("max_tokens", "min_tokens")
+        assert field_of(error) == name or (name, error.param) == ("max_tokens", "min_tokens")
 
 
 def test_order_and_defaults_are_vllms() -> None:

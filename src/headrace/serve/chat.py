@@ -19,7 +19,7 @@ from headrace.serve import logprobs as lp
 from headrace.serve.answers import Choice, OpenAIReply, Turn
 from headrace.serve.news import News
 from headrace.serve.prompts import Conversation
-from headrace.serve.requests import Asked, Limits, alternatives, asked_of, checked, max_tokens
+from headrace.serve.requests import Asked, Limits, asked_of, checked
 from headrace.serve.service import Service
 from headrace.serve.shapes import ChatChoice, ChatChunkChoice, ChatLogprobs, Message, MessageDelta
 from headrace.text.speech import Content
@@ -57,14 +57,14 @@ class Chat:
 
 def parse_chat(body: Any, limits: Limits) -> ChatRequest:
     """RequestError(param) for what cannot be served as asked, UnknownModel for another model's name."""
-    given = checked(body, limits, f.CHAT, f.CHAT_NEUTRAL)
+    given = checked(body, limits, f.CHAT)
     if not given.get("messages"):
-        raise RequestError("messages must be a list of at least one message.", param="messages")
+        raise RequestError("messages is missing: a list of at least one message.", param="messages")
     shows = given.get("logprobs", False)
     if "top_logprobs" in given and not shows:
         raise RequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
-    most = max_tokens(given, "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens", 1)
-    top = alternatives(given.get("top_logprobs", 0), "top_logprobs", limits)
+    most = given.get("max_completion_tokens", given.get("max_tokens"))
+    top = given.get("top_logprobs", 0)
     begins, continues = given.get("add_generation_prompt"), given.get("continue_final_message", False)
     if continues and begins:
         raise RequestError("continue_final_message needs add_generation_prompt: false.", param="continue_final_message")

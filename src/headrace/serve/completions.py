@@ -15,12 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.base.errors import RequestError
+from headrace.base.rules import is_whole
 from headrace.serve import fields as f
 from headrace.serve import logprobs as lp
 from headrace.serve.answers import Choice, OpenAIReply
 from headrace.serve.news import News
 from headrace.serve.prompts import Prompt
-from headrace.serve.requests import Asked, Limits, alternatives, asked_of, check_length, checked, max_tokens
+from headrace.serve.requests import Asked, Limits, asked_of, checked
 from headrace.serve.service import Service
 from headrace.serve.shapes import TextChoice, TextLogprobs
 
@@ -61,10 +62,10 @@ class Completions:
 
 def parse_completion(body: Any, limits: Limits) -> CompletionRequest:
     """RequestError(param) for what cannot be served as asked, UnknownModel for another model's name."""
-    given = checked(body, limits, f.COMPLETION, f.COMPLETION_NEUTRAL)
-    top = alternatives(given["logprobs"], "logprobs", limits) if "logprobs" in given else None
-    asked = asked_of(given, limits, max_tokens(given, "max_tokens", 0), top)
-    prompts = _prompts(given.get("prompt"), limits)
+    given = checked(body, limits, f.COMPLETION)
+    top = given.get("logprobs")
+    asked = asked_of(given, limits, given.get("max_tokens"), top)
+    prompts = _prompts(given.get("prompt"))
     if len(prompts) * asked.params.n > MAX_SEQUENCES:
         raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES}.", param="prompt")
     echo = given.get("echo", False)
@@ -73,34 +74,11 @@ def parse_completion(body: Any, limits: Limits) -> CompletionRequest:
     return CompletionRequest(asked, prompts, echo, given.get("add_special_tokens", True))
 
 
-def _prompts(prompt: Any, limits: Limits) -> list[Prompt]:
+def _prompts(prompt: Any) -> list[Prompt]:
     """One prompt or a list of them, as a list."""
-    if prompt is None or prompt == []:
-        raise RequestError("prompt must be a string, token ids, or a list of at least one of them.", param="prompt")
-    if isinstance(prompt, str) or f.is_whole(prompt[0]):
-        return [_prompt(prompt, "prompt", limits)]
-    if len(prompt) > MAX_SEQUENCES:
-        raise RequestError(f"prompt must hold at most {MAX_SEQUENCES} prompts, got {len(prompt)}.", param="prompt")
-    return [_prompt(one, f"prompt[{i}]", limits) for i, one in enumerate(prompt)]
-
-
-def _prompt(prompt: Any, name: str, limits: Limits) -> Prompt:
-    if isinstance(prompt, str):
-        return prompt
-    if not isinstance(prompt, list):
-        raise RequestError(f"{name} must be a string or a list of token ids, got {f.kind(prompt)}.", param="prompt")
-    _check_ids(prompt, name, limits)
-    return prompt
-
-
-def _check_ids(ids: Sequence[Any], name: str, limits: Limits) -> None:
-    if not ids:
-        raise RequestError(f"{name} is empty: give at least one token id.", param="prompt")
-    check_length(len(ids), limits.max_model_len, "prompt")
-    for i, token in enumerate(ids):
-        if not f.is_whole(token) or not 0 <= token < limits.vocab_size:
-            what = f"{name}[{i}] must be a token id from 0 to {limits.vocab_size - 1}, got {f.kind(token)}."
-            raise RequestError(what, param="prompt")
+    if prompt is None:
+        raise RequestError("prompt is missing: a string, token ids, or a list of them.", param="prompt")
+    return [prompt] if isinstance(prompt, str) or is_whole(prompt[0]) else list(prompt)
 
 
 class TextReply(OpenAIReply):

@@ -1,200 +1,225 @@
-"""Every field that a request may carry, as tables. What is in none of them is refused by name.
+"""Every field that a request may carry: one table an API, from which come its checks, its errors and its documentation.
 
-SAMPLING   goes to the sampler under its own name; `SamplingParams.validate` holds its type and range.
-COMMON, CHAT, COMPLETION   handled in `requests`; the rule here checks the type.
-NEUTRAL    accepted only with a value that changes nothing, so that no client is told less than it asked for.
+A row is a `Field`. What is in no table is refused by name; nothing is ignored. Null always equals absent.
+
+SAMPLING   go to the sampler under their own names.
 HINTS      say something about the request that cannot change its answer: checked, then dropped.
+neutral    rows for what is not done here: accepted only with a value that changes nothing, so that no client is told
+           less than it asked for.
 
-Null always equals absent. Field names: OpenAI's API reference, and vLLM's extensions of it.
+Field names: OpenAI's API reference, and vLLM's extensions of it.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
-from headrace.base.errors import RequestError
-from headrace.serve.errors import shown
+from headrace.base.rules import (
+    Rule,
+    Schema,
+    anything,
+    either,
+    flag,
+    integer,
+    list_of,
+    map_of,
+    matching,
+    nothing,
+    nullable,
+    number,
+    one_of,
+    open_object,
+    record,
+    refuse,
+    text,
+    told,
+    unknown,
+)
+from headrace.core import sampling
 
-Rule = Callable[[Any], bool]
-Rules = dict[str, tuple[Rule, str]]
-
-SAMPLING: Final = frozenset({
-    "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p",
-    "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "skip_special_tokens",
-    "spaces_between_special_tokens", "include_stop_str_in_output", "allowed_token_ids", "bad_words", "prompt_logprobs",
-})  # fmt: skip
-
-
-def is_flag(value: Any) -> bool:
-    """True or false, nothing like them."""
-    return isinstance(value, bool)
-
-
-def is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_map(value: Any) -> bool:
-    return isinstance(value, dict)
+INT32 = 2**31 - 1
+MAX_HINT = 4096  # characters of what is checked and dropped
+MAX_ITEMS = 1 << 20
 
 
-def is_list(value: Any) -> bool:
-    return isinstance(value, list)
+class Bounds(NamedTuple):
+    """What of a served model decides about rules."""
+
+    vocab_size: int
+    max_logprobs: int
+    max_model_len: int
 
 
-def _within(low: int, high: int) -> Rule:
-    return lambda value: is_whole(value) and low <= value <= high
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field. rule: what it may be, or a function of what the model allows. help: what it does, for its readers.
+
+    refuses: why other values are refused, for what is not done here (see `neutral`). default: if there is one to tell.
+    """
+
+    rule: Rule | Callable[[Bounds], Rule]
+    help: str
+    refuses: str = ""
+    default: Any = None
+
+    def of(self, bounds: Bounds) -> Rule:
+        """The rule for one served model."""
+        return self.rule if isinstance(self.rule, Rule) else self.rule(bounds)
+
+    def schema(self, bounds: Bounds) -> Schema:
+        """For the documentation."""
+        schema = {**nullable(self.of(bounds)).schema, "description": self.help}
+        return schema if self.default is None else {**schema, "default": self.default}
 
 
-def _short(value: Any) -> bool:
-    return is_text(value) and len(value) <= 512
+Fields = dict[str, Field]
 
 
-def _only(*values: Any) -> Rule:
-    return lambda given: any(type(given) is type(value) and given == value for value in values)
+def neutral(rule: Rule, why: str) -> Field:
+    """A field of which only what changes nothing is accepted. why: the reason, for a reader whose value is refused."""
+    return Field(rule, f"Not supported: {why}", refuses=why)
 
 
-def _text_format(value: Any) -> bool:
-    return is_map(value) and value == {"type": "text"}
-
-
-_INT32 = 2**31 - 1
-
-COMMON: Rules = {
-    "model": (is_text, "a string"),
-    "stream": (is_flag, "true or false"),
-    "stream_options": (is_map, "an object"),
-    "max_tokens": (is_whole, "an integer"),
-    "logit_bias": (is_map, "an object of token ids to numbers"),
-    "priority": (_within(-_INT32, _INT32), "an integer of 32 bits"),
-    "cache_salt": (_short, "a string of at most 512 characters"),
-    "return_token_ids": (is_flag, "true or false"),
-    "return_tokens_as_token_ids": (is_flag, "true or false"),
-}
-
-CHAT: Rules = COMMON | {
-    "messages": (is_list, "a list of messages"),
-    "max_completion_tokens": (is_whole, "an integer"),
-    "logprobs": (is_flag, "true or false"),
-    "top_logprobs": (is_whole, "an integer"),
-    "add_generation_prompt": (is_flag, "true or false"),
-    "continue_final_message": (is_flag, "true or false"),
-    "chat_template_kwargs": (is_map, "an object"),
-}
-
-COMPLETION: Rules = COMMON | {
-    "prompt": (
-        lambda v: is_text(v) or is_list(v),
-        "a string, a list of strings, token ids, or a list of lists of them",
-    ),
-    "logprobs": (is_whole, "an integer"),
-    "echo": (is_flag, "true or false"),
-    "add_special_tokens": (is_flag, "true or false"),
-}
-
-STREAM_OPTIONS: Rules = {
-    "include_usage": (is_flag, "true or false"),
-    "continuous_usage_stats": (_only(False), "false"),
-    "include_obfuscation": (_only(False), "false"),
-}
-
-HINTS: Rules = {
-    "user": (is_text, "a string"),
-    "metadata": (is_map, "an object"),
-    "safety_identifier": (is_text, "a string"),
-    "prompt_cache_key": (is_text, "a string"),
-    "session_id": (is_text, "a string"),
-    "parallel_tool_calls": (is_flag, "true or false"),
-}
-
-_NEUTRAL_ANYWHERE: Rules = {
-    "store": (_only(False), "false"),
-    "service_tier": (_only("auto", "default"), "'auto' or 'default'"),
-    "response_format": (_text_format, "{'type': 'text'}"),
-    "use_beam_search": (_only(False), "false"),
-    "length_penalty": (_only(1, 1.0), "1"),
-    "stream_interval": (_only(1), "1"),
-    "return_prompt_text": (_only(False), "false"),
-    "vllm_xargs": (_only({}), "{}"),
-}
-
-CHAT_NEUTRAL: Rules = _NEUTRAL_ANYWHERE | {
-    "tools": (_only([]), "[]"),
-    "functions": (_only([]), "[]"),
-    "tool_choice": (_only("none", "auto"), "'none' or, without tools, 'auto'"),
-    "function_call": (_only("none", "auto"), "'none' or, without functions, 'auto'"),
-    "modalities": (_only(["text"]), "['text']"),
-    "documents": (_only([]), "[]"),
-    "reasoning_effort": (_only("none"), "'none'"),
-    "verbosity": (_only("medium"), "'medium'"),
-    "include_reasoning": (_only(True), "true"),
-    "echo": (_only(False), "false"),
-    "add_special_tokens": (_only(False), "false"),
-}
-
-COMPLETION_NEUTRAL: Rules = _NEUTRAL_ANYWHERE | {
-    "suffix": (_only(""), "''"),
-    "best_of": (_only(1), "1"),
-}
-
-
-def check_fields(body: Mapping[str, Any], handled: Rules, neutral: Rules) -> dict[str, Any]:
-    """The fields that are not null, all known and of their types; RequestError names the first that is not."""
+def check_fields(body: Mapping[str, Any], fields: Fields, bounds: Bounds) -> dict[str, Any]:
+    """The fields that are not null, all known and right; RequestError names the first that is not."""
     given = {name: value for name, value in body.items() if value is not None}
     for name, value in given.items():
-        if name in handled:
-            check_type(name, value, handled)
-        elif name in HINTS:
-            check_type(name, value, HINTS)
-        elif name in neutral:
-            _check_neutral(name, value, neutral)
-        elif name not in SAMPLING:
-            raise _unknown(name, [*handled, *SAMPLING, *neutral, *HINTS])
+        field = fields.get(name)
+        if field is None:
+            unknown(name, fields)
+        rule = field.of(bounds)
+        if field.refuses and not rule.accepts(value):
+            either_way = "leave it out" if rule is nothing else f"leave it out, or give {rule.wanted}"
+            message = f"is not supported here: {field.refuses} Please {either_way}; got {told(value)}"
+            refuse(name, message, code="unsupported_parameter")
+        rule.check(name, value)
     return given
 
 
-def check_type(name: str, value: Any, rules: Rules, where: str = "") -> None:
-    """RequestError unless `value` follows the rule of `name`."""
-    rule, wanted = rules[name]
-    if not rule(value):
-        raise RequestError(f"{where}{name} must be {wanted} or null, got {kind(value)}.", param=where + name)
+def body_schema(fields: Fields, bounds: Bounds, required: Collection[str]) -> dict[str, Any]:
+    """JSON schema of a body."""
+    properties = {
+        name: {**field.of(bounds).schema, "description": field.help} if name in required else field.schema(bounds)
+        for name, field in fields.items()
+    }
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": sorted(required),
+        "additionalProperties": False,
+    }
 
 
-def check_stream_options(options: Mapping[str, Any]) -> None:
-    """RequestError that names ``stream_options.<field>``."""
-    for name, value in options.items():
-        if name not in STREAM_OPTIONS:
-            raise _unknown(name, STREAM_OPTIONS, "stream_options.")
-        if value is not None:
-            check_type(name, value, STREAM_OPTIONS, "stream_options.")
+def _sampled(name: str) -> Callable[[Bounds], Rule]:
+    return lambda bounds: sampling.rules(bounds.vocab_size, bounds.max_logprobs)[name]
 
 
-def _check_neutral(name: str, value: Any, neutral: Rules) -> None:
-    rule, wanted = neutral[name]
-    if not rule(value):
-        message = f"{name} is not supported here yet: leave it out, or give {wanted}; got {kind(value)}."
-        raise RequestError(message, param=name, code="unsupported_parameter")
+_SAMPLING_HELP: Mapping[str, str] = {
+    "n": "How many choices to draw for each prompt.",
+    "presence_penalty": "Lowers the logits of tokens that the answer already has.",
+    "frequency_penalty": "Lowers the logits of tokens by how often the answer already has them.",
+    "repetition_penalty": "Divides positive logits, multiplies negative ones, of tokens in prompt and answer.",
+    "temperature": "Divides the logits; 0 takes the likeliest token.",
+    "top_p": "Draws from the likeliest tokens that together have this probability.",
+    "top_k": "Draws from so many of the likeliest tokens; 0 or -1: from all.",
+    "min_p": "Draws from tokens at least this fraction as likely as the likeliest.",
+    "seed": "With the same seed the same request has the same answer. Drawn, and told in the answer, when absent.",
+    "stop": "Texts that end the answer, which does not hold them.",
+    "stop_token_ids": "Tokens that end the answer.",
+    "ignore_eos": "Go on after the model's own end.",
+    "min_tokens": "No end before so many tokens.",
+    "skip_special_tokens": "Leave control tokens out of the text.",
+    "spaces_between_special_tokens": "Only true: tokens are joined as they are.",
+    "include_stop_str_in_output": "Keep the text or token that ended the answer.",
+    "allowed_token_ids": "Draw from these tokens only.",
+    "bad_words": "Texts whose tokens may not follow each other.",
+    "prompt_logprobs": "Log-probabilities of the prompt's tokens, with so many alternatives each.",
+}
+MAX_TEMPERATURE = 2
+SAMPLING: Final[Fields] = {name: Field(_sampled(name), help) for name, help in _SAMPLING_HELP.items()} | {
+    "temperature": Field(number(0, MAX_TEMPERATURE), _SAMPLING_HELP["temperature"]),
+}
+
+HINTS: Final[Fields] = {
+    "user": Field(text(MAX_HINT), "Who asks, as the client calls them. Not used."),
+    "metadata": Field(open_object(), "The client's own notes. Not used."),
+    "safety_identifier": Field(text(MAX_HINT), "Who asks. Not used."),
+    "prompt_cache_key": Field(text(MAX_HINT), "Not used: prefixes are found by their tokens."),
+    "session_id": Field(text(MAX_HINT), "Not used: prefixes are found by their tokens."),
+    "parallel_tool_calls": Field(flag, "Not used."),
+}
+
+STREAM_OPTIONS = record({
+    "include_usage": flag,
+    "continuous_usage_stats": one_of(False),
+    "include_obfuscation": one_of(False),
+})  # fmt: skip
+
+_BIAS_KEY = matching("0|[1-9][0-9]{0,18}", "a token id in decimal")
+_BIAS = map_of(_BIAS_KEY, number(-100, 100), sampling.MAX_BIASES, "token ids to numbers from -100 to 100")
+_COUNT = integer(1, 2**63 - 1, says="an integer of at least 1")
+
+COMMON: Final[Fields] = {
+    "model": Field(text(), "One of the names under which the model is served; that model, if absent."),
+    "stream": Field(flag, "Send the answer in pieces, as server-sent events.", default=False),
+    "stream_options": Field(STREAM_OPTIONS, "With stream only. include_usage: a last event with the usage."),
+    "logit_bias": Field(_BIAS, "Added to the logits of these tokens, by id."),
+    "priority": Field(integer(-INT32, INT32), "Requests with smaller numbers run first.", default=0),
+    "cache_salt": Field(text(512), "Prompts share cached prefixes only with prompts of the same salt."),
+    "return_token_ids": Field(flag, "Tell the ids of the prompt's and the answer's tokens.", default=False),
+    "return_tokens_as_token_ids": Field(flag, "Call tokens token_id:N in log-probabilities.", default=False),
+} | SAMPLING  # fmt: skip
+
+_NEUTRAL: Final[Fields] = {
+    "store": neutral(one_of(False), "answers are not kept."),
+    "service_tier": neutral(one_of("auto", "default"), "there is one tier."),
+    "response_format": neutral(record({"type": one_of("text")}, ("type",)), "answers are text."),
+    "use_beam_search": neutral(one_of(False), "there is no beam search."),
+    "length_penalty": neutral(one_of(1), "it belongs to beam search."),
+    "stream_interval": neutral(one_of(1), "each step's news is sent at once."),
+    "return_prompt_text": neutral(one_of(False), "the prompt's text is not told."),
+    "vllm_xargs": neutral(record({}), "there are no plugins."),
+}
+
+CHAT: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
+    # Messages are checked where they are rendered (`text.messages`).
+    "messages": Field(list_of(anything, MAX_ITEMS, least=1, of="messages"), "The conversation."),
+    "max_tokens": Field(_COUNT, "Most tokens of the answer; up to the context if absent."),
+    "max_completion_tokens": Field(_COUNT, "Most tokens of the answer; goes before max_tokens."),
+    "logprobs": Field(flag, "Tell each token's log-probability.", default=False),
+    "top_logprobs": Field(lambda b: sampling.logprobs_rule(b.max_logprobs), "And so many likely others."),
+    "add_generation_prompt": Field(flag, "Let the template begin the assistant's turn.", default=True),
+    "continue_final_message": Field(flag, "Go on with the last message.", default=False),
+    "chat_template_kwargs": Field(open_object(), "Further variables of the model's chat template."),
+    "tools": neutral(list_of(anything, 0, of="tools"), "tools are not called."),
+    "functions": neutral(list_of(anything, 0, of="functions"), "functions are not called."),
+    "tool_choice": neutral(one_of("none", "auto"), "tools are not called."),
+    "function_call": neutral(one_of("none", "auto"), "functions are not called."),
+    "modalities": neutral(one_of(["text"]), "answers are text."),
+    "documents": neutral(list_of(anything, 0, of="documents"), "put documents into messages."),
+    "reasoning_effort": neutral(one_of("none"), "the model has no effort to set."),
+    "verbosity": neutral(one_of("medium"), "the model has no verbosity to set."),
+    "include_reasoning": neutral(one_of(True), "what the model says is told."),
+    "echo": neutral(one_of(False), "ask /v1/completions to say the prompt again."),
+    "add_special_tokens": neutral(one_of(False), "the template writes them."),
+}  # fmt: skip
 
 
-def _unknown(name: str, known: Any, where: str = "") -> RequestError:
-    near = difflib.get_close_matches(name[:64], list(known), n=1, cutoff=0.8)
-    hint = f" Did you mean {near[0]!r}?" if near else " Leave it out."
-    told = shown(name, 64)
-    return RequestError(f"{where}{told} is not supported here.{hint}", param=where + told, code="unsupported_parameter")
+def _prompt_rule(bounds: Bounds) -> Rule:
+    ids = list_of(sampling.token_id(bounds.vocab_size), MAX_ITEMS, least=1, of="token ids")
+    return either(text(), ids, list_of(either(text(), ids), MAX_ITEMS, least=1, of="prompts"))
 
 
-def kind(value: Any) -> str:
-    """A value for a message: short ones as they are, others by type."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return f"the string '{shown(value, 40)}'"
-    if isinstance(value, int | float):
-        return str(value)[:40] if abs(value) < 1e30 else "a huge number"
-    return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else "null"
+COMPLETION: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
+    "prompt": Field(_prompt_rule, "A text, token ids, or a list of texts and lists of ids."),
+    "max_tokens": Field(
+        integer(0, 2**63 - 1, says="an integer, 0 or more"), "Most tokens of the answer; up to the context if absent."
+    ),
+    "logprobs": Field(lambda b: sampling.logprobs_rule(b.max_logprobs), "Log-probabilities, and so many likely ones."),
+    "echo": Field(flag, "Say the prompt again before the answer.", default=False),
+    "add_special_tokens": Field(flag, "Begin texts as the model was trained to see them begin.", default=True),
+    "suffix": neutral(one_of(""), "nothing can be written before a given end."),
+    "best_of": neutral(one_of(1), "all choices are told: use n."),
+}  # fmt: skip

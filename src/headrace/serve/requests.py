@@ -6,21 +6,16 @@ tokenizers, templates. Messages are checked where they are rendered.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.base.errors import ContextTooLong, RequestError, UnknownModel
-from headrace.core.sampling import MAX_BIASES, SamplingParams
+from headrace.base.rules import is_whole
+from headrace.core.sampling import SamplingParams
 from headrace.engine.requests import own_defaults
 from headrace.serve import fields as f
 from headrace.serve.errors import shown
-
-MAX_TEMPERATURE = 2.0
-
-# Of generation_config.json only these are taken, as vLLM does; max_new_tokens bounds answers that name no bound.
-_BIAS_KEY = re.compile(r"-?[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +31,11 @@ class Limits:
     max_logprobs: int = 20
     defaults: Mapping[str, Any] | None = None
     max_new_tokens: int | None = None
+
+    @property
+    def bounds(self) -> f.Bounds:
+        """What decides about rules."""
+        return f.Bounds(self.vocab_size, self.max_logprobs, self.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +60,30 @@ def generation_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], 
     """The usable sampling fields of a generation_config.json, its max_new_tokens, and the keys with unusable values."""
     usable, refused = own_defaults(generation)
     most = generation.get("max_new_tokens")
-    return usable, most if isinstance(most, int) and f.is_whole(most) and most > 0 else None, refused
+    return usable, most if isinstance(most, int) and is_whole(most) and most > 0 else None, refused
 
 
-def checked(body: Any, limits: Limits, handled: f.Rules, neutral: f.Rules) -> dict[str, Any]:
+def checked(body: Any, limits: Limits, table: f.Fields) -> dict[str, Any]:
+    """The fields of a body that are not null, all of them in `table` and right."""
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
     model = body.get("model")
     if isinstance(model, str) and model not in limits.names:
         names = ", ".join(limits.names)
         raise UnknownModel(f"The model `{shown(model)}` does not exist. Valid aliases: {names}.", param="model")
-    given = f.check_fields(body, handled, neutral)
-    f.check_stream_options(given.get("stream_options", {}))
+    given = f.check_fields(body, table, limits.bounds)
     if "stream_options" in given and not given.get("stream"):
         raise RequestError("stream_options needs stream: true.", param="stream_options")
     return given
 
 
 def asked_of(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, logprobs: int | None) -> Asked:
+    """max_tokens: None, as absent: up to the context. More than the context holds is cut to it by the engine."""
     stream = given.get("stream", False)
     chosen = {**(limits.defaults or {}), **{name: given[name] for name in f.SAMPLING if name in given}}
     params = _params({**chosen, "max_tokens": max_tokens, "logit_bias": _logit_bias(given.get("logit_bias"))})
-    params.logprobs = logprobs
+    params.logprobs = None if logprobs is None else min(logprobs, limits.vocab_size)
     params.validate(limits.vocab_size, limits.max_logprobs)
-    if params.temperature > MAX_TEMPERATURE:
-        raise RequestError(f"temperature must be from 0 to 2, got {params.temperature}.", param="temperature")
     if stream and params.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not sent in streams: ask with stream: false.", param="prompt_logprobs")
     if params.max_tokens is None and limits.max_new_tokens is not None:
@@ -93,7 +92,7 @@ def asked_of(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, l
         params=params,
         stream=stream,
         include_usage=bool(given.get("stream_options", {}).get("include_usage")),
-        logprobs=logprobs,
+        logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs is not None,
         priority=given.get("priority", 0),
         cache_salt=given.get("cache_salt", ""),
@@ -110,29 +109,9 @@ def _params(chosen: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**chosen)
 
 
-def max_tokens(given: Mapping[str, Any], name: str, least: int) -> int | None:
-    """None, as absent: up to the context. More than the context holds is cut to it by the engine."""
-    value: int | None = given.get(name)
-    if value is not None and not least <= value < 2**63:
-        what = f"at least {least}" if value < least else "less than 2**63"
-        raise RequestError(f"{name} must be {what}, got {str(value)[:40]}.", param=name)
-    return value
-
-
-def alternatives(value: int, name: str, limits: Limits) -> int:
-    if not 0 <= value <= limits.max_logprobs:
-        raise RequestError(f"{name} must be from 0 to {limits.max_logprobs}, got {str(value)[:40]}.", param=name)
-    return min(value, limits.vocab_size)
-
-
-def _logit_bias(bias: dict[str, Any] | None) -> dict[Any, float] | None:
-    """JSON knows only strings as keys: they must be decimal numbers. The size is for the sampler to refuse."""
-    if bias is None or len(bias) > MAX_BIASES:
-        return bias
-    for key in bias:
-        if not _BIAS_KEY.fullmatch(key):
-            raise RequestError(f"logit_bias must have token ids as keys, got '{shown(key, 40)}'.", param="logit_bias")
-    return {int(key): value for key, value in bias.items()}
+def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
+    """JSON knows only strings as keys."""
+    return None if bias is None else {int(key): value for key, value in bias.items()}
 
 
 def check_length(tokens: int, most: int, param: str, exact: bool = True) -> None:
