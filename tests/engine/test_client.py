@@ -155,3 +155,24 @@ async def test_the_async_engine_yields_the_answer_as_it_grows(tiny: Path) -> Non
             if seen == 2:
                 await llm.abort("gone")
         assert out.outputs[0].finish_reason == "abort"
+
+
+async def test_each_choice_ends_with_its_account_also_by_a_stop_string(client: EngineClient) -> None:
+    whole = (await read(client.submit(PROMPT, GREEDY, request_id="0")))[0]
+    params = SamplingParams(temperature=0, max_tokens=480, ignore_eos=True, stop=whole[4:6], n=2)
+    stream = client.submit(PROMPT, params, request_id="1")
+    stream.accounted, stream.token_times = True, {}
+    text, tokens, last = await read(stream)
+    assert last.finish_reason == "stop" and sorted(stream.metrics.accounts) == [0, 1]
+    for choice, account in stream.metrics.accounts.items():
+        assert account.machine > 0 and account.decode_steps > 0
+        times = stream.token_times[choice]
+        assert times == sorted(times) and times[0] >= stream.metrics.arrival
+    assert not client._streams and len(tokens) <= sum(map(len, stream.token_times.values()))
+    given_up = client.submit(PROMPT, LONG, request_id="2")
+    given_up.accounted = True
+    async for _ in given_up:
+        given_up.cancel()
+    assert not given_up.metrics.accounts
+    await settled(client)
+    assert client.stats().aborted_machine > 0

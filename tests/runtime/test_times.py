@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.core.scheduler import Scheduled
 from headrace.core.sequence import Sequence
 from headrace.program.cost import Attention, Work
-from headrace.runtime.times import PATIENCE, Pace, StepTimes
+from headrace.runtime.times import PATIENCE, Pace, StepTimes, divided
 
 SOMEBODY = Sequence(0, "r", 0, SamplingParams(), 0, [1])
 WORK = Work(96e6, 106e6, 28e6, (Attention(None, 34560.0, 23040.0),))
@@ -110,3 +111,32 @@ def test_a_chunk_is_as_large_as_the_pace_allows(count: int, context: int, start:
         assert rows == 512 or times.seconds(larger) > bound
         if rows:
             assert times.seconds([*items, Scheduled(SOMEBODY, start, rows, False)]) <= bound
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 300), st.booleans()), min_size=1, max_size=40),
+    st.lists(st.floats(0, 10), min_size=6, max_size=6),
+    st.sampled_from([WORK, WINDOWED]),
+)
+def test_a_step_is_divided_whole_and_by_what_each_does(
+    items: list[tuple[int, int, bool]], factors: list[float], work: Work
+) -> None:
+    start, count, logits = np.array(items, np.float64).T
+    shares = divided(work, factors, start, count, logits)
+    assert (shares >= 0).all() and sum(shares) == pytest.approx(1, abs=1e-9)
+    order = np.lexsort((logits, start, count))
+    for a, b in pairwise(order.tolist()):
+        if count[a] <= count[b] and start[a] <= start[b] and logits[a] <= logits[b]:
+            assert shares[a] <= shares[b] * (1 + 1e-9) + 1e-15
+
+
+@given(st.integers(1, 600), st.integers(1, 8), st.sampled_from([WORK, WINDOWED]))
+def test_a_row_alone_is_priced_as_in_a_chunk(start: int, rows: int, work: Work) -> None:
+    """Attention's share of a step of single rows, and of a step in which somebody has two."""
+    ones = np.ones(rows)
+    single = divided(work, [0, 0, 0, 0, 1, 0], np.full(rows, float(start)) + np.arange(rows), ones, ones)
+    chunk = np.append(ones, 2.0)
+    both = divided(
+        work, [0, 0, 0, 0, 1, 0], np.append(np.full(rows, float(start)) + np.arange(rows), 7.0), chunk, chunk
+    )
+    assert both[:-1] / both[:-1].sum() == pytest.approx(single)

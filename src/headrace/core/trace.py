@@ -60,16 +60,28 @@ class StepTrace:
         return [record for record in self._ring if record.number >= number]
 
     def record(
-        self, batch: Batch, scheduler: Scheduler, *, schedule_s: float, run_s: float, commit_s: float
+        self,
+        batch: Batch,
+        scheduler: Scheduler,
+        *,
+        schedule_s: float,
+        run_s: float,
+        commit_s: float,
+        again: bool = False,
     ) -> StepRecord:
-        """Add the record of a step that has been committed."""
-        items = [(item.sequence.id, item.count) for item in batch.items]
-        decode = sum([item.count for item in batch.items if item.start >= item.sequence.prompt_len])
+        """Add the record of a step that has been committed. again: the last one's items, each one row on."""
+        if again:
+            items = self._ring[-1].items
+            tokens = decode = len(items)
+        else:
+            items = tuple([(item.sequence.id, item.count) for item in batch.items])
+            tokens = sum([item.count for item in batch.items])
+            decode = sum([item.count for item in batch.items if item.start >= item.sequence.prompt_len])
         record = StepRecord(
             number=batch.number,
-            items=tuple(items),
+            items=items,
             decode_tokens=decode,
-            prefill_tokens=sum([count for _, count in items]) - decode,
+            prefill_tokens=tokens - decode,
             schedule_s=schedule_s,
             run_s=run_s,
             commit_s=commit_s,

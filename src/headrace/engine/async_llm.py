@@ -59,7 +59,7 @@ class AsyncLLM:
         stream = self.client.submit(ids, sampling_params, request_id=name)
         self._streams[name] = stream
         out = RequestOutput(name, text, ids, [CompletionOutput(i) for i in range(sampling_params.n)], stream.seed)
-        out.metrics = stream.metrics
+        stream.accounted, out.metrics = True, stream.metrics
         try:
             async with stream:
                 async for deltas in stream:

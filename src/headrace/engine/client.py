@@ -50,6 +50,8 @@ class Stream:
     """The news of one request: an async iterator of lists of `Delta`, one list for what came since the last.
 
     Ends when every choice has. `aclose`, or leaving an ``async with``, gives the request up.
+    accounted: it ends only when the account of each choice is there too; where a stop string has ended one, that comes
+    a step later. token_times: by choice, when its tokens came, time.monotonic seconds; None: not noted.
     choices: how many. cached_tokens: prompt tokens found in the prefix cache; prompt_logprobs: both are known with the
     first news.
     """
@@ -61,6 +63,8 @@ class Stream:
         self.cached_tokens = 0
         self.prompt_logprobs: list[Logprobs | None] | None = None
         self.metrics = RequestMetrics(arrival=request.arrival)
+        self.accounted = False
+        self.token_times: dict[int, list[float]] | None = None
         self._client = client
         self._choices = [
             ChoiceText(client.tokenizer, request.params, i, request.prompt) for i in range(request.params.n)
@@ -78,10 +82,10 @@ class Stream:
             deltas = self._deltas()
             if deltas:
                 return deltas
+            if self._settled() or (self._error is not None and self._finished()):
+                raise StopAsyncIteration
             if self._error is not None:
                 raise self._error
-            if self._finished():
-                raise StopAsyncIteration
             self._wake.clear()
             await self._wake.wait()
 
@@ -99,12 +103,15 @@ class Stream:
         """Give the request up from elsewhere: whoever reads the stream hears that it was aborted."""
         if not self._finished():
             self._client.leave(self, abort=True)
+            self.accounted = False
             for choice in range(len(self._choices)):
                 self.push(Update(self.request_id, choice, [], reason="abort"))
 
     def push(self, update: Update) -> None:
         """The engine's side: news has come."""
         self._news.append(update)
+        if self.token_times is not None:
+            self.token_times.setdefault(update.choice, []).extend([time.monotonic()] * len(update.tokens))
         self._wake.set()
 
     def fail(self, error: Exception) -> None:
@@ -115,11 +122,16 @@ class Stream:
     def _finished(self) -> bool:
         return all(choice.finished for choice in self._choices)
 
+    def _settled(self) -> bool:
+        return self._finished() and not (self.accounted and len(self.metrics.accounts) < self.choices)
+
     def _deltas(self) -> list[Delta]:
         news, self._news = self._news, []
         deltas = []
         for update in news:
             choice = self._choices[update.choice]
+            if update.account is not None:
+                self.metrics.accounts[update.choice] = update.account
             if choice.finished:
                 continue
             self._note(update)
@@ -129,6 +141,7 @@ class Stream:
                 self._client.send(Stopped(self.request_id, update.choice, str(delta.stop_reason)))
         if deltas and self._finished():
             self.metrics.finished = time.monotonic()
+        if news and self._settled():
             self._client.leave(self, abort=False)
         return deltas
 

@@ -6,16 +6,18 @@ Does not know: text (ids in, ids out), HTTP, other processes.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from typing import Any
 
 from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.log import log
 from headrace.base.settings import PAGE, EngineSettings
-from headrace.core.scheduler import Limits, Scheduled, Scheduler
+from headrace.core.scheduler import Batch, Limits, Scheduled, Scheduler
 from headrace.core.sequence import Finish, Sequence
 from headrace.core.trace import StepTrace
-from headrace.engine.messages import Add, ModelInfo, Stats, Update, WireLogprobs
+from headrace.engine.account import Ledger
+from headrace.engine.messages import STEP_TOKENS, Add, ModelInfo, Stats, Update, WireLogprobs
 from headrace.program.cost import work
 from headrace.runtime.load import LoadedModel
 from headrace.runtime.runner import Runner, StepResult, TokenLogprobs
@@ -50,12 +52,15 @@ class Engine:
             model.executor, max_num_seqs=settings.max_num_seqs, context=limits.context, vocab=info.vocab_size
         )
         self.trace = StepTrace()
+        self.ledger = Ledger(self.times)
         self._requests: dict[str, list[Sequence]] = {}
         self._names: OrderedDict[int, str] = OrderedDict()
-        self._scheduled: dict[int, float] = {}
         self._prompt: dict[int, list[WireLogprobs | None]] = {}
         self._next = 0
-        self._prompt_tokens = self._generated = self._steps = 0
+        self._prompt_tokens = self._generated = self._steps = self._tokens = 0
+        self._sizes = [0] * (len(STEP_TOKENS) + 1)
+        self._schedule_s = self._run_s = self._commit_s = 0.0
+        self._owed = 0.0  # seconds of the last commit, which the next step is charged
 
     @property
     def has_work(self) -> bool:
@@ -74,7 +79,9 @@ class Engine:
                 added.append(sequence)
         except Exception:
             for sequence in added:
-                self._stop(sequence, Finish("abort"))
+                self.scheduler.finish(sequence.id, Finish("abort"))
+            for sequence in sequences:
+                self._forget(sequence)
             raise
         self._requests[request.request_id] = sequences
 
@@ -95,29 +102,33 @@ class Engine:
         self._names[sequence.id] = request.request_id
         if len(self._names) > _REMEMBERED:
             self._names.popitem(last=False)
+        self.ledger.open(sequence, request.arrival)
         if sequence.wants_prompt_logprobs:
             self._prompt[sequence.id] = [None] * len(request.prompt)
         return sequence
 
-    def abort(self, request_id: str) -> None:
-        """End a request's sequences, whatever they are doing; unknown or ended ids are fine."""
-        for sequence in self._requests.pop(request_id, []):
-            self._stop(sequence, Finish("abort"))
+    def abort(self, request_id: str) -> list[Update]:
+        """End a request's sequences, whatever they are doing; their last news. Unknown or ended ids are fine."""
+        sequences = self._requests.pop(request_id, [])
+        return [update for sequence in sequences for update in self._stop(sequence, Finish("abort"))]
 
-    def stopped(self, request_id: str, choice: int, stop: str) -> None:
-        """End one choice whose text met a stop string."""
-        for sequence in self._requests.get(request_id, []):
-            if sequence.choice == choice:
-                self._stop(sequence, Finish("stop", stop))
+    def stopped(self, request_id: str, choice: int, stop: str) -> list[Update]:
+        """End one choice whose text met a stop string; its last news."""
+        sequences = [s for s in self._requests.get(request_id, []) if s.choice == choice]
+        updates = [update for sequence in sequences for update in self._stop(sequence, Finish("stop", stop))]
         self._settle(request_id)
+        return updates
 
-    def _stop(self, sequence: Sequence, finish: Finish) -> None:
-        self.scheduler.finish(sequence.id, finish)
+    def _stop(self, sequence: Sequence, finish: Finish) -> list[Update]:
+        if not self.scheduler.finish(sequence.id, finish):
+            return []
+        update = self._update(sequence, [], None)
         self._forget(sequence)
+        return [update]
 
     def _forget(self, sequence: Sequence) -> None:
         self.runner.forget(sequence)
-        self._scheduled.pop(sequence.id, None)
+        self.ledger.drop(sequence)
         self._prompt.pop(sequence.id, None)
 
     def _settle(self, request_id: str) -> None:
@@ -126,43 +137,65 @@ class Engine:
 
     def step(self) -> list[Update]:
         """Run one step; the news of every sequence that drew a token or ended. [] when there was nothing to do."""
-        t0 = time.perf_counter()
+        t0 = time.monotonic()
         batch = self.scheduler.schedule()
         if batch is None:
             return []
         for sequence in batch.preempted:
             self.runner.forget(sequence)
-        t1 = time.perf_counter()
+            self.ledger.preempted(sequence)
+        t1 = time.monotonic()
         try:
             result = self.runner.run(batch)
         except Exception as error:
             log.exception("a step failed; its requests end with an error")
+            self._charge(batch, t0, t1, time.monotonic(), again=False)
             return self._fail([item.sequence for item in batch.items], f"the step failed: {type(error).__name__}")
-        t2 = time.perf_counter()
+        t2 = time.monotonic()
+        self._charge(batch, t0, t1, t2, again=result.again)
         ended = self.scheduler.commit(batch, result.outcome)
         updates = []
         for item in batch.items:
             sequence = item.sequence
-            if item.start < sequence.prompt_len:
-                self._note_prompt(item, t2 - t1, result)
             new = sequence.tokens[item.start + item.count :] if item.sample else []
+            if item.start < sequence.prompt_len:
+                self._note_prompt(item, new, t2, result)
             if new or sequence.finish is not None:
                 updates.append(self._update(sequence, new, result))
         for sequence in ended:
             self._forget(sequence)
             self._settle(sequence.request)
-        self._steps += 1
         self.times.learn(batch.items, t2 - t1)
-        t3 = time.perf_counter()
-        self.trace.record(batch, self.scheduler, schedule_s=t1 - t0, run_s=t2 - t1, commit_s=t3 - t2)
+        t3 = time.monotonic()
+        self._owed = t3 - t2
+        self._commit_s += t3 - t2
+        record = self.trace.record(
+            batch, self.scheduler, schedule_s=t1 - t0, run_s=t2 - t1, commit_s=t3 - t2, again=result.again
+        )
+        self._count(record.decode_tokens + record.prefill_tokens)
         return updates
 
-    def _note_prompt(self, item: Scheduled, seconds: float, result: StepResult) -> None:
-        """Part of a prompt was computed, for the first time or again, in a step that took so long."""
+    def _charge(self, batch: Batch, began: float, scheduled: float, now: float, *, again: bool) -> None:
+        """Its sequences pay for a step until now, and for the end of the step before it."""
+        self._schedule_s += scheduled - began
+        self._run_s += now - scheduled
+        self.ledger.charge(batch.items, began, now - began, self._owed, again=again)
+        self._owed = 0.0
+
+    def _count(self, tokens: int) -> None:
+        self._steps += 1
+        self._tokens += tokens
+        self._sizes[bisect_left(STEP_TOKENS, tokens)] += 1
+
+    def _note_prompt(self, item: Scheduled, new: list[int], now: float, result: StepResult) -> None:
+        """Part of a prompt was computed, for the first time or again."""
         sequence = item.sequence
-        if sequence.id not in self._scheduled:
-            self._scheduled[sequence.id] = time.monotonic() - seconds
+        entry = self.ledger.entries[sequence.id]
+        if not entry.counted:
+            entry.counted = True
             self._prompt_tokens += sequence.cached
+        if new and not entry.first:
+            entry.first = now
         self._prompt_tokens += min(item.count, sequence.prompt_len - item.start)
         if sequence.id in self._prompt:
             self._collect_prompt(sequence, result)
@@ -192,7 +225,8 @@ class Engine:
             finish.message if finish else None,
             sequence.cached,
             sequence.preemptions,
-            self._scheduled.get(number, 0.0),
+            self.ledger.entries[number].scheduled,
+            None if finish is None else self.ledger.close(sequence, time.monotonic()),
         )
 
     def _collect_prompt(self, sequence: Sequence, result: StepResult) -> None:
@@ -215,6 +249,15 @@ class Engine:
             s.prefix_queries,
             s.prefix_hits,
             self._steps,
+            self._schedule_s,
+            self._run_s,
+            self._commit_s,
+            self.ledger.prompt_seconds,
+            self.ledger.completion_seconds,
+            self.ledger.aborted_seconds,
+            self.ledger.recomputed,
+            self._tokens,
+            self._sizes,
         )
 
     def records(self, last: int) -> list[dict[str, Any]]:

@@ -184,7 +184,8 @@ class LLM:
                     continue
                 stop = answer.push(update)
                 if stop is not None:
-                    self._engine.stopped(update.request_id, update.choice, stop)
+                    for last in self._engine.stopped(update.request_id, update.choice, stop):
+                        answer.settle(last)
                 if answer.output.finished:
                     left -= 1
                     yield update.request_id
@@ -202,6 +203,11 @@ class _Answer:
         self._held: list[list[int]] = [[] for _ in self._choices]
         self.output = RequestOutput(call.request_id, text, call.prompt, outputs, call.seed, metrics=metrics)
 
+    def settle(self, update: Update) -> None:
+        """Keep a choice's account, which comes with its last news."""
+        if update.account is not None:
+            self.output.metrics.accounts[update.choice] = update.account
+
     def push(self, update: Update) -> str | None:
         """Take in news; the stop string, if the engine has to be told of one."""
         out, choice, held = self.output, self._choices[update.choice], self._held[update.choice]
@@ -210,6 +216,7 @@ class _Answer:
             return None
         if choice.finished:
             return None
+        self.settle(update)
         if held:
             update = replace(update, tokens=held + update.tokens)
         if update.choice == 0:

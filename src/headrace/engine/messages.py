@@ -69,12 +69,47 @@ class Quit(msgspec.Struct, tag=True, frozen=True):
     """End the engine process."""
 
 
+# Part of a prompt, or tokens computed again: first position, tokens, seconds of the step, share of it, others in it.
+Chunk = tuple[int, int, float, float, int]
+
+
+class Account(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a choice took of the machine, and when. All times in seconds.
+
+    queue, prefill, decode: from arrival to the first step's beginning, to the first token, to the end: its whole life.
+    chunks: at most 256, the last of which may be several. decode_steps: steps for one more token each, step_seconds:
+    how long these took. prompt_machine, completion_machine: its shares of all its steps, for rows of either kind.
+    mean_mates, most_mates: other sequences in its steps. recomputed: tokens, after preemptions. cached: prompt tokens
+    found in the prefix cache.
+    """
+
+    queue: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    chunks: list[Chunk] = msgspec.field(default_factory=list)
+    decode_steps: int = 0
+    step_seconds: float = 0.0
+    prompt_machine: float = 0.0
+    completion_machine: float = 0.0
+    mean_mates: float = 0.0
+    most_mates: int = 0
+    preemptions: int = 0
+    recomputed: int = 0
+    cached: int = 0
+
+    @property
+    def machine(self) -> float:
+        """Seconds of the machine."""
+        return self.prompt_machine + self.completion_machine
+
+
 class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """News of one choice after a step.
 
     reason: set when it has ended ("stop", "length", "abort", "error"); stop: the stop id or string, if one ended it.
     prompt_logprobs: with the first update of a choice that asked for them; the first prompt token has none.
-    cached: prompt tokens found in the prefix cache. scheduled: when it first ran, time.monotonic seconds.
+    cached: prompt tokens found in the prefix cache. scheduled: when it first ran, time.monotonic seconds. account: with
+    the last one.
     """
 
     request_id: str
@@ -88,13 +123,20 @@ class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     cached: int = 0
     preemptions: int = 0
     scheduled: float = 0.0
+    account: Account | None = None
+
+
+STEP_TOKENS = (1, 8, *(1 << e for e in range(4, 15)))  # vLLM's buckets of vllm:iteration_tokens_total
 
 
 class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A snapshot of the engine. The last six only grow.
+    """A snapshot of the engine. From prompt_tokens on all only grow, and start again with the engine.
 
     prompt_tokens: computed, or found in the cache; again for each choice and after a preemption. prefix numbers count
-    prompt tokens."""
+    prompt tokens. *_seconds: of all steps, by part; *_machine: the same, divided among sequences, and what those had
+    of it that were given up. recomputed: tokens, after preemptions. step_tokens: steps by their tokens, as many as
+    `STEP_TOKENS` at most, the last ones with more; all_tokens: of all steps.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -107,6 +149,15 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prefix_queries: int = 0
     prefix_hits: int = 0
     steps: int = 0
+    schedule_seconds: float = 0.0
+    run_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    prompt_machine: float = 0.0
+    completion_machine: float = 0.0
+    aborted_machine: float = 0.0
+    recomputed: int = 0
+    all_tokens: int = 0
+    step_tokens: list[int] = msgspec.field(default_factory=list)
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

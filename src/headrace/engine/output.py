@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.core.sampling import SamplingParams
-from headrace.engine.messages import Update, WireLogprobs
+from headrace.engine.messages import Account, Update, WireLogprobs
 from headrace.text import Detokenizer, StopStrings, Tokenizer
 
 
@@ -40,13 +40,17 @@ class Delta:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened, in time.monotonic seconds (0: not yet), and how often a sequence had to start again."""
+    """When things happened, in time.monotonic seconds (0: not yet), and how often a sequence had to start again.
+
+    accounts: by choice, what it took; with its end, or where a stop string ended it a step later.
+    """
 
     arrival: float = 0.0
     scheduled: float = 0.0
     first_token: float = 0.0
     finished: float = 0.0
     preemptions: int = 0
+    accounts: dict[int, Account] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

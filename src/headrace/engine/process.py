@@ -31,6 +31,7 @@ from headrace.engine.messages import (
     Refused,
     Stopped,
     TraceReply,
+    Update,
 )
 from headrace.engine.wire import Inbox, described, send
 from headrace.weights import open_checkpoint
@@ -44,7 +45,7 @@ class Server:
         self._sock = sock
         self._inbox = inbox
         self._encoder = msgspec.msgpack.Encoder()
-        self._acts: dict[type, Callable[[Any], None]] = {
+        self._acts: dict[type, Callable[[Any], list[Update] | None]] = {
             Add: self._add,
             Abort: lambda m: self._engine.abort(m.request_id),
             Stopped: lambda m: self._engine.stopped(m.request_id, m.choice, m.stop),
@@ -59,10 +60,13 @@ class Server:
         engine = self._engine
         while True:
             messages = self._inbox.drain(wait=not engine.has_work)
+            updates: list[Update] = []
             for message in messages:
                 if isinstance(message, Quit):
                     return
-                self._acts[type(message)](message)
+                updates += self._acts[type(message)](message) or ()
+            if updates:
+                self.send(News(updates, engine.stats()))
             updates = engine.step() if engine.has_work else []
             if updates or messages:
                 self.send(News(updates, engine.stats()))

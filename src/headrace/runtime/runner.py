@@ -50,12 +50,14 @@ class StepResult:
 
     prompt_logprobs: those of the prompt tokens that this step scored, by their position.
     logits: by (sequence id, position of the row), only if `keep_logits`.
+    again: the batch was the last one, each sequence one row on.
     """
 
     outcome: Outcome
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, dict[int, TokenLogprobs]] = field(default_factory=dict)
     logits: dict[tuple[int, int], F32] = field(default_factory=dict)
+    again: bool = field(default=False, compare=False)
 
 
 class _Slot:
@@ -138,12 +140,15 @@ class Runner:
     def run(self, batch: Batch) -> StepResult:
         """Run a batch that the scheduler made. On an exception no sequence has changed."""
         last, self._last = self._last, None
-        rows = last if last is not None and self._moves_on(last, batch) else self._rows(batch)
+        again = last is not None and self._moves_on(last, batch)
+        rows = last if last is not None and again else self._rows(batch)
         rows.step.keep_logits = self.keep_logits
         sampled = self.executor.run(rows.step)
         if rows.steady:
             self._last = rows
-        return self._result(batch, rows, sampled)
+        result = self._result(batch, rows, sampled)
+        result.again = again
+        return result
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or gives way: its slot is free."""

@@ -3,7 +3,7 @@
 Owes: predictions that are positive and grow with a step, close to what was measured where there are measurements, and
 sane before there are any. Does not know: clocks (times are handed in), requests, the kernels behind the times.
 
-A step's time is a sum of shares with rates that are never negative: something fixed (the weights are read once), its
+A step's time is a sum of parts with rates that are never negative: something fixed (the weights are read once), its
 rows, the same again for rows beyond the first few (whose arithmetic hides behind the reading of the weights: the curve
 is flat first and steep later), rows of logits, attention by multiply-adds and by bytes.
 """
@@ -11,6 +11,7 @@ is flat first and steep later), rows of logits, attention by multiply-adds and b
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,9 @@ class StepTimes:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._factors: F64 = np.ones(6)  # by which the shares of a slow machine are multiplied
-        self._known: dict[int, deque[F64]] = {}  # by size: shares over what the step took
+        self._factors: F64 = np.ones(6)  # by which the parts of a slow machine's time are multiplied
+        self._rates: list[float] = self._factors.tolist()
+        self._known: dict[int, deque[F64]] = {}  # by size: its parts over what the step took
         self._steps: Counter[int] = Counter()
         self._stale = False
 
@@ -47,9 +49,17 @@ class StepTimes:
 
     def curve(self, items: list[Scheduled], start: int, most: int) -> F64:
         """The same with 0 .. `most` rows of one more sequence, from position `start`, that yields no logits."""
+        self.refresh()
+        return np.asarray(self._factors @ self._parts(items, start, most))
+
+    def refresh(self) -> None:
+        """Take in what was learnt since the last time; 0.2 ms where that is anything."""
         if self._stale:
             self._fit()
-        return np.asarray(self._factors @ self._shares(items, start, most))
+
+    def shares(self, start: F64, count: F64, logit_rows: F64) -> F64:
+        """`divided` by the rates of the last `refresh`."""
+        return divided(self._work, self._rates, start, count, logit_rows)
 
     def learn(self, items: list[Scheduled], seconds: float) -> None:
         """A step of these items took so long. Most steps of sizes that are known well are passed over."""
@@ -59,11 +69,11 @@ class StepTimes:
             known = self._known[size] = deque(maxlen=KEPT)
         self._steps[size] += 1
         if len(known) < KEPT or self._steps[size] % EVERY == 0:
-            known.append(self._shares(items, 0, 0)[:, 0] / seconds)
+            known.append(self._parts(items, 0, 0)[:, 0] / seconds)
             self._stale = True
 
-    def _shares(self, items: list[Scheduled], start: int, most: int) -> F64:
-        """Seconds that each share of `curve` would take on a slow machine [6, most + 1]."""
+    def _parts(self, items: list[Scheduled], start: int, most: int) -> F64:
+        """Seconds that each part of `curve` would take on a slow machine [6, most + 1]."""
         w = self._work
         begin, count = np.array([i.start for i in items], np.float64), np.array([i.count for i in items], np.float64)
         more = np.arange(most + 1.0)
@@ -72,23 +82,46 @@ class StepTimes:
         for kind in w.attention:
             macs += kind.macs * (_keys(begin, count, kind).sum() + _keys(start, more, kind))
             read += kind.bytes * (_context(begin, count, kind).sum() + (more > 0) * _context(start, more, kind))
-        shares = np.empty((6, most + 1))
-        shares[0] = w.weight_bytes * _BYTE
-        shares[1] = rows * w.row * _MAC
-        shares[2] = np.maximum(0.0, rows - HIDDEN) * w.row * _MAC
-        shares[3] = sum([i.sample for i in items]) * w.logit_row * _MAC
-        shares[4] = macs * _MAC
-        shares[5] = read * _BYTE
-        return shares
+        parts = np.empty((6, most + 1))
+        parts[0] = w.weight_bytes * _BYTE
+        parts[1] = rows * w.row * _MAC
+        parts[2] = np.maximum(0.0, rows - HIDDEN) * w.row * _MAC
+        parts[3] = sum([i.sample for i in items]) * w.logit_row * _MAC
+        parts[4] = macs * _MAC
+        parts[5] = read * _BYTE
+        return parts
 
     def _fit(self) -> None:
         """Least squares of deviations over measured times, each size counting alike: a step that was held up by other
         work deviates by 1 at most, however long it took."""
         self._stale = False
-        shares = np.array([share for known in self._known.values() for share in known])
-        weighed = shares.T * [1 / len(known) for known in self._known.values() for _ in known]
-        gram, right = weighed @ shares + _TRUST * np.eye(6), weighed.sum(axis=1) + _TRUST
+        parts = np.array([part for known in self._known.values() for part in known])
+        weighed = parts.T * [1 / len(known) for known in self._known.values() for _ in known]
+        gram, right = weighed @ parts + _TRUST * np.eye(6), weighed.sum(axis=1) + _TRUST
         self._factors = _nonnegative(gram, right, self._factors)
+        self._rates = self._factors.tolist()
+
+
+def divided(work: Work, factors: Sequence[float], start: F64, count: F64, logit_rows: F64) -> F64:
+    """Each sequence's share of a step [n], positive, together 1.
+
+    What the step does once for all rows, and the linears, are divided by rows; attention and rows of logits are the
+    sequence's own. The two are weighed by what each should take: `factors` times a slow machine's rates.
+    start, count, logit_rows [n]: each sequence's first position, its rows, and how many of these yield logits.
+    """
+    rows = float(count.sum())
+    once = factors[0] * work.weight_bytes * _BYTE
+    linear = (factors[1] * rows + factors[2] * max(0.0, rows - HIDDEN)) * work.row * _MAC
+    price = count * ((once + linear) / rows) + logit_rows * (factors[3] * work.logit_row * _MAC)
+    for kind in work.attention:
+        of_key, of_context = factors[4] * kind.macs * _MAC, factors[5] * kind.bytes * _BYTE
+        if rows == len(count):  # a row each: what it sees is what is read, in few operations
+            seen = start + 1 if kind.window is None else np.minimum(start + 1, kind.window)
+            price += seen * (of_key + of_context)
+        else:
+            price += _keys(start, count, kind) * of_key + _context(start, count, kind) * of_context
+    total = float(price.sum())
+    return price / total if total > 0 else count / rows
 
 
 def _nonnegative(gram: F64, right: F64, start: F64) -> F64:
@@ -103,6 +136,8 @@ def _nonnegative(gram: F64, right: F64, start: F64) -> F64:
 
 def _keys(start: F64 | int, count: F64, kind: Attention) -> F64:
     """Keys that a sequence's rows `start` .. `start + count` see, together."""
+    if kind.window is None:
+        return count * (start + (count + 1) / 2)
     return _triangle(start + count, kind) - _triangle(np.asarray(start, np.float64), kind)
 
 
