@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLIENTS := $(VENV)/.clients
 NATIVE := CMakeLists.txt $(wildcard native/* native/kernels/* native/simd/*)
 MODEL ?= smollm2-135m
 ARGS ?=
@@ -22,10 +23,16 @@ $(STAMP): pyproject.toml $(NATIVE)
 	@cp $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/headrace/_native.pyi src/headrace/
 	@touch $@
 
+# Other people's clients, for the tests on real models.
+$(CLIENTS): tests/clients/requirements.txt | $(STAMP)
+	@echo "installing the clients that the tests use (a minute) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
 serve: $(STAMP) ## fetch MODEL (default smollm2-135m) and serve it on 127.0.0.1:8000
 	$(BIN)/headrace serve $(MODEL) $(ARGS)
 
-test: check ## everything that `check` does, and the tests on real models
+test: check $(CLIENTS) ## everything that `check` does, and the tests on real models
 	$(BIN)/headrace pull smollm2-135m
 	@if [ -n "$$HEADRACE_ALL_MODELS" ]; then $(BIN)/headrace pull qwen2.5-coder-0.5b && $(BIN)/headrace pull gemma-3-270m; fi
 	$(BIN)/python -m pytest -m 'not soak and not quick' $(ARGS)
@@ -48,7 +55,7 @@ bench: $(STAMP) ## a short set of measurements of MODEL; writes bench/results/
 bits: $(STAMP) ## write tests/golden/bits.json anew, after a change of arithmetic that is meant
 	HEADRACE_RENEW_BITS=1 $(BIN)/python -m pytest -q tests/golden/test_bits.py
 
-soak: $(STAMP) ## the long tests
+soak: $(STAMP) $(CLIENTS) ## the long tests
 	$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
 
 fmt: $(STAMP) ## format Python and C++

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from child_server import Reader, Server, alive, gone, running, serving, until
 
+from child_server import Reader, Server, alive, gone, running, serving, until
 from headrace.engine.messages import Stats
 from headrace.serve.process import stats_line
 from real import golden

@@ -17,7 +17,7 @@ import openai
 
 
 class Server:
-    """``headrace serve`` as a child, on a port of its own choice."""
+    """``headrace serve`` as a child, on a port of its own choice; `--backend cpu` among the flags for the fast one."""
 
     def __init__(self, model: Path, *flags: str) -> None:
         command = [
@@ -61,6 +61,11 @@ class Server:
         """Process ids below the server."""
         pid = self.process.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def metric(self, start: str) -> float:
+        """The value of the first line of /metrics that starts so."""
+        text = httpx.get(self.url + "/metrics", timeout=30).text
+        return float(next(line for line in text.splitlines() if line.startswith(start)).split()[-1])
 
     def stop(self, number: int = signal.SIGTERM, within: float = 10) -> int:
         self.process.send_signal(number)
@@ -112,8 +117,7 @@ class Reader(threading.Thread):
 
 
 def running(server: Server) -> float:
-    text = httpx.get(server.url + "/metrics").text
-    return float(next(line for line in text.splitlines() if line.startswith("vllm:num_requests_running")).split()[-1])
+    return server.metric("vllm:num_requests_running")
 
 
 def until(true: Any, within: float = 3) -> None:
