@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -162,7 +163,7 @@ async def test_each_choice_ends_with_its_account_also_by_a_stop_string(client: E
     params = SamplingParams(temperature=0, max_tokens=480, ignore_eos=True, stop=whole[4:6], n=2)
     stream = client.submit(PROMPT, params, request_id="1")
     stream.accounted, stream.token_times = True, {}
-    text, tokens, last = await read(stream)
+    _, tokens, last = await read(stream)
     assert last.finish_reason == "stop" and sorted(stream.metrics.accounts) == [0, 1]
     for choice, account in stream.metrics.accounts.items():
         assert account.machine > 0 and account.decode_steps > 0
@@ -176,3 +177,34 @@ async def test_each_choice_ends_with_its_account_also_by_a_stop_string(client: E
     assert not given_up.metrics.accounts
     await settled(client)
     assert client.stats().aborted_machine > 0
+
+
+async def test_the_queue_knows_what_has_begun_and_ended(tiny: Path) -> None:
+    """As the engine says it, whether or not anybody reads."""
+    client = await EngineClient.start(EngineSettings.of(str(tiny), **SETTINGS, max_num_queued_reqs=3))
+    queue = client.queue
+    streams = [client.submit(PROMPT, LONG, request_id=str(i)) for i in range(7)]
+    assert (queue.live, queue.waiting, queue.tokens) == (7, 7, 21)
+    with pytest.raises(CapacityError, match="max_num_queued_reqs"):
+        client.submit(PROMPT, GREEDY, request_id="more")
+    await until(lambda: queue.waiting == 3)
+    assert (queue.live, queue.tokens) == (7, 9)
+    await streams[6].aclose()
+    assert (queue.live, queue.waiting) == (6, 2)
+    await until(lambda: queue.live == 0)
+    assert queue.waiting == queue.tokens == 0
+    assert [len((await read(stream))[1]) for stream in streams[:6]] == [480] * 6
+    whole = (await read(client.submit(PROMPT, GREEDY, request_id="b")))[0]
+    stopped = client.submit(PROMPT, dataclasses.replace(GREEDY, stop=whole[3:5], n=3), request_id="c")
+    await read(stopped)
+    assert queue.live == 0
+    with pytest.raises(RequestError):
+        client.submit([10**6], GREEDY, request_id="d")
+    assert queue.live == queue.tokens == 0
+    await client.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.005)

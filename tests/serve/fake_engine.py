@@ -9,6 +9,7 @@ from typing import Any
 from headrace.core.sampling import SamplingParams
 from headrace.engine.client import Stream
 from headrace.engine.messages import NO_TERMS, Add, ModelInfo, Stats, Stopped, Terms, Update
+from headrace.engine.queue import Queue, Room
 from headrace.engine.requests import checked
 from headrace.text import ChatTemplate, Tokenizer
 
@@ -42,14 +43,23 @@ class FakeEngine:
         self.trouble: Callable[[Stream, int], None] | None = None  # called before each token
         self.seen: list[Add] = []
         self.aborted: list[str] = []
+        self.queue = Queue(1000, 1000, 100_000)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def submit(
-        self, prompt_ids: list[int], params: SamplingParams, *, request_id: str, terms: Terms = NO_TERMS
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        terms: Terms = NO_TERMS,
+        room: Room | None = None,
     ) -> Stream:
         request = checked(prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms)
         self.seen.append(request)
-        stream = Stream(self, request)  # type: ignore[arg-type]
+        count, tokens = params.n, len(prompt_ids)
+        seat = (room or self.queue.room(count, count * tokens)).seat(count, tokens)
+        stream = Stream(self, request, seat)  # type: ignore[arg-type]
         self._tasks[request_id] = asyncio.ensure_future(self._play(stream, request))
         return stream
 
@@ -67,6 +77,7 @@ class FakeEngine:
         assert isinstance(message, Stopped)
 
     def leave(self, stream: Stream, *, abort: bool) -> None:
+        self.queue.left(stream.seat)
         if abort and stream.request_id not in self.aborted:
             self.aborted.append(stream.request_id)
             self._tasks[stream.request_id].cancel()

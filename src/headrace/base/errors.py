@@ -70,7 +70,15 @@ class BadModelFile(HeadraceError):
 
 
 class CapacityError(HeadraceError):
-    """A right request that does not fit: memory, pages, queue."""
+    """A right request that does not fit: memory, pages, queue.
+
+    retry_after: seconds after which it probably will; None: it is no use to try again as things are.
+    """
+
+    def __init__(self, message: str, *, code: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retry_after = retry_after
 
 
 class EngineError(HeadraceError):

@@ -26,6 +26,8 @@ class EngineSettings:
     max_model_len: longest prompt and answer together, in tokens; None takes the model's own, at most 8192.
     max_num_seqs: sequences that may run at once.
     max_num_batched_tokens: rows of one step; prompt chunks fill what decoding leaves.
+    max_num_queued_reqs: sequences that may be waited for beyond `max_num_seqs`; None takes 4,096, or 64 times
+        `max_num_seqs`. max_num_queued_tokens: of prompts that have not begun; None takes 4 Mi. `LLM` knows neither.
     max_inter_token_ms: how long a step may take while prompts are computed beside sequences that decode; chunks of the
         prompts are cut to fit. None takes twice the step without them; 0 is no limit.
     kv_cache_memory_bytes: size of the KV cache; None takes enough for `max_num_seqs` sequences of 1,024 tokens, and
@@ -45,6 +47,8 @@ class EngineSettings:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
     max_inter_token_ms: float | None = None
     max_logprobs: int = 20
     enable_prefix_caching: bool = True
@@ -102,6 +106,8 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "max_model_len": (_optional(_whole(1, 1 << 24)), "a number of tokens from 1 on"),
     "max_num_seqs": (_whole(1, 4096), "from 1 to 4096"),
     "max_num_batched_tokens": (_whole(1, 65536), "from 1 to 65536"),
+    "max_num_queued_reqs": (_optional(_whole(0)), "a number of sequences from 0 on"),
+    "max_num_queued_tokens": (_optional(_whole(1)), "a number of tokens from 1 on"),
     "max_inter_token_ms": (_optional(_at_least_0), "milliseconds, 0 (no limit) or more"),
     "max_logprobs": (_whole(0, 1 << 20), "from 0 on"),
     "enable_prefix_caching": (_flag, "true or false"),

@@ -57,6 +57,8 @@ ENGINE_FLAGS: FlagTable = {
     "max_model_len": (int | None, _AUTO, "Longest prompt and answer together, in tokens."),
     "max_num_seqs": (int, COUNT, "Sequences that may run at once."),
     "max_num_batched_tokens": (int, COUNT, "Tokens computed in one step."),
+    "max_num_queued_reqs": (int | None, _AUTO, "Sequences that may wait beyond those that run; more get 429."),
+    "max_num_queued_tokens": (int | None, _AUTO, "Prompt tokens that may wait to be begun; more get 429."),
     "max_inter_token_ms": (
         float | None,
         _PACE,

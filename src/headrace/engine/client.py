@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -41,6 +42,7 @@ from headrace.engine.messages import (
     Update,
 )
 from headrace.engine.output import ChoiceText, Delta, Logprobs, RequestMetrics, readable_prompt
+from headrace.engine.queue import Queue, Room, Seat
 from headrace.engine.requests import checked
 from headrace.engine.wire import HEADER, Start, revived
 from headrace.weights import open_checkpoint
@@ -52,11 +54,12 @@ class Stream:
     Ends when every choice has. `aclose`, or leaving an ``async with``, gives the request up.
     accounted: it ends only when the account of each choice is there too; where a stop string has ended one, that comes
     a step later. token_times: by choice, when its tokens came, time.monotonic seconds; None: not noted.
-    choices: how many. cached_tokens: prompt tokens found in the prefix cache; prompt_logprobs: both are known with the
-    first news.
+    seat: its place in the client's queue. choices: how many. cached_tokens: prompt tokens found in the prefix cache;
+    prompt_logprobs: both are known with the first news.
     """
 
-    def __init__(self, client: EngineClient, request: Add) -> None:
+    def __init__(self, client: EngineClient, request: Add, seat: Seat) -> None:
+        self.seat = seat
         self.request_id = request.request_id
         self.prompt_token_ids = request.prompt
         self.seed = request.seed
@@ -138,6 +141,7 @@ class Stream:
             delta = choice.push(update)
             deltas.append(delta)
             if choice.finished and update.reason is None:
+                self._client.queue.ended(self.seat, update.choice)
                 self._client.send(Stopped(self.request_id, update.choice, str(delta.stop_reason)))
         if deltas and self._finished():
             self.metrics.finished = time.monotonic()
@@ -156,10 +160,14 @@ class Stream:
 
 
 class EngineClient:
-    """One engine process and the streams that are open on it. Make it with `start`."""
+    """One engine process and the streams that are open on it. Make it with `start`.
 
-    def __init__(self, text: TextSide, info: ModelInfo, process: subprocess.Popen[bytes]) -> None:
+    queue: what was submitted; nothing reaches the engine past it.
+    """
+
+    def __init__(self, text: TextSide, info: ModelInfo, process: subprocess.Popen[bytes], queue: Queue) -> None:
         self.info = info
+        self.queue = queue
         self.tokenizer = text.tokenizer
         self.template = text.template
         self.alive = True
@@ -194,7 +202,7 @@ class EngineClient:
             process.wait()
             ours.close()
             raise
-        client = cls(text, answer.info, process)
+        client = cls(text, answer.info, process, Queue.of(settings))
         client._reader, client._writer = reader, writer
         client._listener = asyncio.create_task(client._listen())
         return client
@@ -206,14 +214,21 @@ class EngineClient:
         *,
         request_id: str,
         terms: Terms = NO_TERMS,
+        room: Room | None = None,
     ) -> Stream:
-        """A request on its way. RequestError at once for what can be known here; EngineError without an engine."""
+        """A request on its way. room: of the queue, if it was asked for there already.
+
+        RequestError at once for what can be known here, CapacityError when the queue is full, EngineError without an
+        engine.
+        """
         if not self.alive:
             raise EngineError("the engine has stopped")
         if request_id in self._streams:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id")
         request = checked(prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms)
-        stream = self._streams[request_id] = Stream(self, request)
+        count, tokens = request.params.n, len(request.prompt)
+        with nullcontext(room) if room is not None else self.queue.room(count, count * tokens) as held:
+            stream = self._streams[request_id] = Stream(self, request, held.seat(count, tokens))
         self.send(request)
         return stream
 
@@ -252,6 +267,7 @@ class EngineClient:
 
     def leave(self, stream: Stream, *, abort: bool) -> None:
         """A stream is done with."""
+        self.queue.left(stream.seat)
         if self._streams.pop(stream.request_id, None) is not None and abort:
             self.send(Abort(stream.request_id))
 
@@ -275,13 +291,20 @@ class EngineClient:
     def _hear(self, message: FromEngine) -> None:
         if isinstance(message, News):
             self._stats = message.stats
+            for name in message.began:
+                stream = self._streams.get(name)
+                if stream is not None:
+                    self.queue.began(stream.seat)
             for update in message.updates:
                 stream = self._streams.get(update.request_id)
                 if stream is not None:
                     stream.push(update)
+                    if update.reason is not None:
+                        self.queue.ended(stream.seat, update.choice)
         elif isinstance(message, Refused):
             stream = self._streams.pop(message.request_id, None)
             if stream is not None:
+                self.queue.left(stream.seat)
                 stream.fail(RequestError(message.message, param=message.param, code=message.code))
         elif isinstance(message, TraceReply):
             future = self._tickets.pop(message.ticket, None)

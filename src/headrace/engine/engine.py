@@ -56,6 +56,7 @@ class Engine:
         self._requests: dict[str, list[Sequence]] = {}
         self._names: OrderedDict[int, str] = OrderedDict()
         self._prompt: dict[int, list[WireLogprobs | None]] = {}
+        self._began: list[str] = []
         self._next = 0
         self._prompt_tokens = self._generated = self._steps = self._tokens = 0
         self._sizes = [0] * (len(STEP_TOKENS) + 1)
@@ -193,6 +194,7 @@ class Engine:
         entry = self.ledger.entries[sequence.id]
         if not entry.counted:
             entry.counted = True
+            self._began.append(sequence.request)
             self._prompt_tokens += sequence.cached
         if new and not entry.first:
             entry.first = now
@@ -233,6 +235,11 @@ class Engine:
         entries = self._prompt[sequence.id]
         for position, entry in result.prompt_logprobs.get(sequence.id, {}).items():
             entries[position] = _wire(entry)
+
+    def began(self) -> list[str]:
+        """The request of each sequence that ran for the first time since this was asked last."""
+        began, self._began = self._began, []
+        return began
 
     def stats(self) -> Stats:
         """A snapshot of counts."""

@@ -202,10 +202,11 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 class News(msgspec.Struct, tag=True, frozen=True, gc=False):
-    """What one step brought, for all sequences."""
+    """What one step brought, for all sequences. began: the request of each sequence that ran for the first time."""
 
     updates: list[Update]
     stats: Stats
+    began: list[str] = []
 
 
 class TraceReply(msgspec.Struct, tag=True, frozen=True):

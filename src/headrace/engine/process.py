@@ -68,8 +68,9 @@ class Server:
             if updates:
                 self.send(News(updates, engine.stats()))
             updates = engine.step() if engine.has_work else []
-            if updates or messages:
-                self.send(News(updates, engine.stats()))
+            began = engine.began()
+            if updates or messages or began:
+                self.send(News(updates, engine.stats(), began))
 
     def _add(self, request: Add) -> None:
         try:

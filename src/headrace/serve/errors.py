@@ -6,6 +6,7 @@ Sources: OpenAI's and Anthropic's API references on errors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -104,7 +105,7 @@ _BY_CLASS: tuple[tuple[type[Exception], int, str, str | None, Mapping[str, str]]
     (UnknownModel, 404, "invalid_request_error", "model_not_found", {}),
     (ContextTooLong, 400, "invalid_request_error", "context_length_exceeded", {}),
     (RequestError, 400, "invalid_request_error", None, {}),
-    (CapacityError, 429, "rate_limit_error", "queue_full", _RETRY_SOON),
+    (CapacityError, 429, "rate_limit_error", "queue_full", {}),
     (GoingAway, 503, "overloaded_error", "shutting_down", _RETRY_SOON),
     (Broken, 500, "server_error", None, _DONT_RETRY),
     (EngineError, 503, "server_error", "engine_dead", _DONT_RETRY),
@@ -128,8 +129,17 @@ def problem_of(error: Exception, request_id: str = "") -> Problem:
     for cls, status, kind, code, headers in _BY_CLASS:
         if isinstance(error, cls):
             param, own = getattr(error, "param", None), getattr(error, "code", None)
+            if isinstance(error, CapacityError):
+                headers = _retry_headers(error.retry_after)
             return Problem(status, kind, str(error), param, own or code, headers)
     return Problem(500, "server_error", f"Internal error; the log has it under {request_id}.", headers=_DONT_RETRY)
+
+
+def _retry_headers(seconds: float | None) -> Mapping[str, str]:
+    """When to try again, in whole seconds and, for OpenAI's clients, to the millisecond."""
+    if seconds is None:
+        return _DONT_RETRY
+    return {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
 
 
 def clean(text: str) -> str:

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headrace.engine.queue import REASONS
+
 if TYPE_CHECKING:
     from headrace.engine.client import EngineClient, Stream
     from headrace.engine.output import Delta
@@ -156,7 +158,19 @@ class _Snapshot(Collector):
             counter = CounterMetricFamily(name, text, labels=_LABELS)
             counter.add_metric(self._labels, getattr(stats, attribute))
             yield counter
+        yield from self._admission(stats.waiting)
         yield self._config()
+
+    def _admission(self, waiting: int) -> Iterator[Metric]:
+        labels = (*_LABELS, "reason")
+        text = "Requests waiting to be run, by what they wait for."
+        gauge = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", text, labels=labels)
+        gauge.add_metric((*self._labels, "capacity"), waiting)
+        yield gauge
+        refused = CounterMetricFamily("vllm:admission_rejections", "Requests refused, by the limit.", labels=labels)
+        for reason in REASONS:
+            refused.add_metric((*self._labels, reason), self._engine.queue.refused[reason])
+        yield refused
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(name, text, labels=_LABELS)

@@ -79,13 +79,15 @@ class Service:
         caller = caller_of(request)
         salt = f"{caller.name}\0{asked.cache_salt}" if self._settings.prefix_cache_per_key else asked.cache_salt
         terms = Terms(priority=asked.priority, cache_salt=salt, tenant=caller.name, weight=caller.weight)
+        n = asked.params.n
         streams: list[Stream] = []
         try:
-            for i, ids in enumerate(prompts):
-                name = base if len(prompts) == 1 else f"{base}-{i}"
-                params = dataclasses.replace(asked.params)
-                streams.append(self.engine.submit(ids, params, request_id=name, terms=terms))
-                await asyncio.sleep(0)  # many long prompts take a while, and others wait for the event loop
+            with self.engine.queue.room(n * len(prompts), n * sum(map(len, prompts))) as room:
+                for i, ids in enumerate(prompts):
+                    name = base if len(prompts) == 1 else f"{base}-{i}"
+                    params = dataclasses.replace(asked.params)
+                    streams.append(self.engine.submit(ids, params, request_id=name, terms=terms, room=room))
+                    await asyncio.sleep(0)  # many long prompts take a while, and others wait for the event loop
         except BaseException:
             for stream in streams:
                 await stream.aclose()
