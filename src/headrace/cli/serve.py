@@ -37,6 +37,7 @@ SERVE_FLAGS: FlagTable = {  # by field of ServeSettings
     ),
     "api_key_file": (str | None, {}, "File of keys, a line each: `key`, or `name key weight`."),
     "metrics_without_key": (bool, {}, "Leave /metrics open when keys are needed."),
+    "disable_fastapi_docs": (bool, {}, "No /docs and no /openapi.json."),
     "prefix_cache_per_key": (bool, {}, "Callers find only their own prompts in the prefix cache."),
     "allowed_origins": (list[str], {}, "Origin whose scripts may ask, or '*'; may be given again. None: CORS is off."),
     "allowed_methods": (list[str], {}, "Method that they may use; may be given again."),

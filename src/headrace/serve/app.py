@@ -15,19 +15,22 @@ import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from headrace.base.errors import EngineError, RequestError, UnknownModel
+from headrace.base.rules import integer, text
+from headrace.serve import chat, completions
 from headrace.serve.chat import Chat
 from headrace.serve.completions import Completions
 from headrace.serve.desk import ClientGone
 from headrace.serve.errors import shown
 from headrace.serve.http import LIVE, RequestIds, error_response, json_response, reported
 from headrace.serve.metrics import CONTENT_TYPE
+from headrace.serve.openapi import Operation, document, page, page_policy
 from headrace.serve.service import AppSettings, Service
-from headrace.serve.shapes import ModelCard, ModelList
+from headrace.serve.shapes import Health, ModelCard, ModelList, TraceAnswer, VersionAnswer
 from headrace.serve.version import version
 
 if TYPE_CHECKING:
@@ -35,6 +38,15 @@ if TYPE_CHECKING:
 
 MAX_TRACE = 100_000
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+_HEALTH = Operation("Whether requests can be served.", answer=Health)
+_MODEL = Operation("One of the names that are served.", answer=ModelCard, path={"id": text()}, errors=(404,))
+_TRACE = Operation(
+    "What the engine's last steps did.",
+    answer=TraceAnswer,
+    query={"last": integer(1, MAX_TRACE, says=f"how many steps, from 1 to {MAX_TRACE}; 100 if absent")},
+    errors=(400,),
+)
 
 
 class App:
@@ -53,7 +65,7 @@ class App:
 
     def _fastapi(self) -> FastAPI:
         routes: list[BaseRoute] = [
-            Route(path, _guarded(handler), methods=[method]) for method, path, handler in self._table()
+            Route(path, _guarded(handler), methods=[method]) for method, path, handler, _ in self.table
         ]
         handlers: Any = {HTTPException: _refuse}
         return FastAPI(
@@ -65,22 +77,42 @@ class App:
             redirect_slashes=False,
         )
 
-    def _table(self) -> Sequence[tuple[str, str, Endpoint]]:
-        return (
-            ("POST", "/v1/chat/completions", Chat(self.service).create),
-            ("POST", "/v1/completions", Completions(self.service).create),
-            ("GET", "/v1/models", self.models),
-            ("GET", "/v1/models/{id:path}", self.model),
-            ("GET", "/health", self.health),
-            ("GET", "/v1/health", self.health),
-            ("GET", "/ready", self.health),
-            ("GET", "/ping", self.health),
-            ("POST", "/ping", self.health),
-            ("GET", "/live", self.live),
-            ("GET", "/version", self.version),
-            ("GET", "/metrics", self.show_metrics),
-            ("GET", "/trace", self.trace),
+    @functools.cached_property
+    def table(self) -> Sequence[tuple[str, str, Endpoint, Operation]]:
+        """Every route: method, path, what answers it, what it does."""
+        docs = (
+            ("GET", "/openapi.json", self.openapi, Operation("This documentation, as OpenAPI 3.1.", answer=dict)),
+            ("GET", "/docs", self.docs, Operation("This documentation, for people.", media="text/html")),
         )
+        return (
+            ("POST", "/v1/chat/completions", Chat(self.service).create, chat.OPERATION),
+            ("POST", "/v1/completions", Completions(self.service).create, completions.OPERATION),
+            ("GET", "/v1/models", self.models, Operation("The names that are served.", answer=ModelList)),
+            ("GET", "/v1/models/{id:path}", self.model, _MODEL),
+            ("GET", "/health", self.health, _HEALTH),
+            ("GET", "/v1/health", self.health, _HEALTH),
+            ("GET", "/ready", self.health, _HEALTH),
+            ("GET", "/ping", self.health, _HEALTH),
+            ("POST", "/ping", self.health, _HEALTH),
+            ("GET", "/live", self.live, Operation("That there is a process.", answer=Health)),
+            ("GET", "/version", self.version, Operation("Which Headrace this is.", answer=VersionAnswer)),
+            ("GET", "/metrics", self.show_metrics, Operation("Metrics, for Prometheus.", media="text/plain")),
+            ("GET", "/trace", self.trace, _TRACE),
+            *(docs if self.service.settings.docs else ()),
+        )
+
+    @functools.cached_property
+    def _document(self) -> dict[str, Any]:
+        rows = [(method, path.replace(":path}", "}"), operation) for method, path, _, operation in self.table]
+        return document(rows, self.limits.bounds)
+
+    async def openapi(self, request: Request) -> Response:
+        """GET /openapi.json"""
+        return json_response(msgspec.json.encode(self._document))
+
+    async def docs(self, request: Request) -> Response:
+        """GET /docs"""
+        return HTMLResponse(page(self._document), headers={"content-security-policy": page_policy()})
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models"""
@@ -111,7 +143,7 @@ class App:
 
     async def version(self, request: Request) -> Response:
         """GET /version"""
-        return json_response(msgspec.json.encode({"version": version()}))
+        return json_response(msgspec.json.encode(VersionAnswer(version())))
 
     async def show_metrics(self, request: Request) -> Response:
         """GET /metrics, for Prometheus."""
@@ -122,7 +154,7 @@ class App:
         last = request.query_params.get("last", "100")
         if not (last.isascii() and last.isdigit()) or not 1 <= int(last[:9]) <= MAX_TRACE:
             raise RequestError(f"last must be from 1 to {MAX_TRACE}, got '{shown(last, 20)}'.", param="last")
-        return json_response(msgspec.json.encode({"steps": await self.service.engine.trace(int(last))}))
+        return json_response(msgspec.json.encode(TraceAnswer(await self.service.engine.trace(int(last)))))
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:

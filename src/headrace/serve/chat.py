@@ -18,10 +18,11 @@ from headrace.serve import fields as f
 from headrace.serve import logprobs as lp
 from headrace.serve.answers import Choice, OpenAIReply, Turn
 from headrace.serve.news import News
+from headrace.serve.openapi import Operation
 from headrace.serve.prompts import Conversation
 from headrace.serve.requests import Asked, Limits, asked_of, checked
 from headrace.serve.service import Service
-from headrace.serve.shapes import ChatChoice, ChatChunkChoice, ChatLogprobs, Message, MessageDelta
+from headrace.serve.shapes import Answer, ChatChoice, ChatChunkChoice, ChatLogprobs, Message, MessageDelta
 from headrace.text.speech import Content
 
 if TYPE_CHECKING:
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from headrace.text import Tokenizer
 
 _TEMPLATE_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "self")
+
+
+OPERATION = Operation(
+    "The next message of a conversation.",
+    body=f.CHAT,
+    required=("messages",),
+    answer=Answer[ChatChoice],
+    events=Answer[ChatChunkChoice],
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,26 @@ from headrace.serve import fields as f
 from headrace.serve import logprobs as lp
 from headrace.serve.answers import Choice, OpenAIReply
 from headrace.serve.news import News
+from headrace.serve.openapi import Operation
 from headrace.serve.prompts import Prompt
 from headrace.serve.requests import Asked, Limits, asked_of, checked
 from headrace.serve.service import Service
-from headrace.serve.shapes import TextChoice, TextLogprobs
+from headrace.serve.shapes import Answer, TextChoice, TextLogprobs
 
 if TYPE_CHECKING:
     from headrace.engine.output import Delta
     from headrace.text import Tokenizer
 
 MAX_SEQUENCES = 2048  # choices of one request over all its prompts
+
+
+OPERATION = Operation(
+    "The continuations of prompts.",
+    body=f.COMPLETION,
+    required=("prompt",),
+    answer=Answer[TextChoice],
+    events=Answer[TextChoice],
+)
 
 
 @dataclass(frozen=True, slots=True)

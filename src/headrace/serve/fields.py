@@ -68,9 +68,11 @@ class Field:
         """The rule for one served model."""
         return self.rule if isinstance(self.rule, Rule) else self.rule(bounds)
 
-    def schema(self, bounds: Bounds) -> Schema:
+    def schema(self, bounds: Bounds, required: bool = False) -> Schema:
         """For the documentation."""
-        schema = {**nullable(self.of(bounds)).schema, "description": self.help}
+        rule = self.of(bounds)
+        told = f"Not supported: {self.refuses} Only {rule.wanted}." if self.refuses else f"{self.help} {rule.wanted}."
+        schema = {**(rule if required else nullable(rule)).schema, "description": told}
         return schema if self.default is None else {**schema, "default": self.default}
 
 
@@ -79,7 +81,7 @@ Fields = dict[str, Field]
 
 def neutral(rule: Rule, why: str) -> Field:
     """A field of which only what changes nothing is accepted. why: the reason, for a reader whose value is refused."""
-    return Field(rule, f"Not supported: {why}", refuses=why)
+    return Field(rule, "", refuses=why)
 
 
 def check_fields(body: Mapping[str, Any], fields: Fields, bounds: Bounds) -> dict[str, Any]:
@@ -100,13 +102,9 @@ def check_fields(body: Mapping[str, Any], fields: Fields, bounds: Bounds) -> dic
 
 def body_schema(fields: Fields, bounds: Bounds, required: Collection[str]) -> dict[str, Any]:
     """JSON schema of a body."""
-    properties = {
-        name: {**field.of(bounds).schema, "description": field.help} if name in required else field.schema(bounds)
-        for name, field in fields.items()
-    }
     return {
         "type": "object",
-        "properties": properties,
+        "properties": {name: field.schema(bounds, name in required) for name, field in fields.items()},
         "required": sorted(required),
         "additionalProperties": False,
     }

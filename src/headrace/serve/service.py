@@ -38,12 +38,14 @@ class AppSettings:
     """names: under which the model is served, the first is the one in answers; none: the reference it was loaded by.
 
     prefix_cache_per_key: callers find only their own prompts in the prefix cache.
+    docs: whether /docs and /openapi.json are there.
     """
 
     names: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY
     prefix_caching: bool = True
     prefix_cache_per_key: bool = False
+    docs: bool = True
 
 
 class Service:
@@ -56,7 +58,7 @@ class Service:
         self.desk = Desk()
         self.metrics = Metrics(engine, self.names[0], settings.prefix_caching)
         self.prompts = Prompts(engine.tokenizer, engine.template, self.limits)
-        self._settings = settings
+        self.settings = settings
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -65,7 +67,7 @@ class Service:
 
     async def read(self, request: Request, parse: Callable[[Any, Limits], _T]) -> _T:
         """The request's body, checked by `parse`."""
-        return await read_json(request, lambda body: parse(body, self.limits), self._settings.max_body_bytes)
+        return await read_json(request, lambda body: parse(body, self.limits), self.settings.max_body_bytes)
 
     async def submit(
         self, request: Request, prefix: str, asked: Asked, prompts: Sequence[list[int]]
@@ -77,7 +79,7 @@ class Service:
         id = new_id(prefix, request.state.request_id)
         base = new_id(f"{id}-") if request.state.request_id_given else id
         caller = caller_of(request)
-        salt = f"{caller.name}\0{asked.cache_salt}" if self._settings.prefix_cache_per_key else asked.cache_salt
+        salt = f"{caller.name}\0{asked.cache_salt}" if self.settings.prefix_cache_per_key else asked.cache_salt
         terms = Terms(priority=asked.priority, cache_salt=salt, tenant=caller.name, weight=caller.weight)
         n = asked.params.n
         streams: list[Stream] = []

@@ -18,6 +18,7 @@ class ServeSettings:
     shutdown_timeout: seconds that running requests get on SIGTERM.
     api_key, api_key_file: keys that requests need, beside those of the environment (`serve.keys`); none: all may ask.
     metrics_without_key: /metrics is open all the same.
+    disable_fastapi_docs: no /docs, no /openapi.json.
     prefix_cache_per_key: callers find only their own prompts in the prefix cache, so that its speed tells them nothing.
     allowed_origins and the next three: what scripts of other origins may do (CORS); no origins: nothing.
     ssl_keyfile, ssl_certfile: PEM; with them only HTTPS is spoken. ssl_ca_certs: whose certificates clients may show;
@@ -32,6 +33,7 @@ class ServeSettings:
     api_key: tuple[Key, ...] = ()
     api_key_file: str | None = None
     metrics_without_key: bool = False
+    disable_fastapi_docs: bool = False
     prefix_cache_per_key: bool = False
     allowed_origins: tuple[str, ...] = ()
     allowed_methods: tuple[str, ...] = ("*",)

@@ -7,7 +7,7 @@ UNSET fields are left out of the JSON.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -92,14 +92,17 @@ class TextChoice(Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[Any] | UnsetType = UNSET
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+_ChoiceT = TypeVar("_ChoiceT")
+
+
+class Answer(Struct, Generic[_ChoiceT], frozen=True, kw_only=True):
     """A whole answer or a chunk of one. seed: given or drawn; with several prompts that of the first."""
 
     id: str
     object: str
     created: int
     model: str
-    choices: list[ChatChoice] | list[ChatChunkChoice] | list[TextChoice]
+    choices: list[_ChoiceT]
     usage: Usage | UnsetType | None = UNSET
     seed: int
     system_fingerprint: str
@@ -121,3 +124,17 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 class ModelList(Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: list[ModelCard]
+
+
+class VersionAnswer(Struct, frozen=True):
+    version: str
+
+
+class Health(Struct, frozen=True):
+    status: str = "ok"
+
+
+class TraceAnswer(Struct, frozen=True):
+    """steps: the engine's records, oldest first."""
+
+    steps: list[dict[str, Any]]
