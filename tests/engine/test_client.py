@@ -105,7 +105,7 @@ async def test_when_the_process_dies_every_stream_hears_of_it(client: EngineClie
     streams = [client.submit(PROMPT, LONG, request_id=str(i)) for i in range(6)]
     async for _ in streams[0]:
         break
-    pid = client._process.pid
+    pid = client._link.process.pid
     start = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     for stream in streams:
@@ -121,7 +121,7 @@ async def test_when_the_process_dies_every_stream_hears_of_it(client: EngineClie
 async def test_closing_leaves_no_process(tiny: Path) -> None:
     client = await EngineClient.start(EngineSettings.of(str(tiny), **SETTINGS))
     stream = client.submit(PROMPT, LONG, request_id="open")
-    pid = client._process.pid
+    pid = client._link.process.pid
     await client.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

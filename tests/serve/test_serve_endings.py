@@ -164,10 +164,16 @@ async def test_while_draining_new_ones_are_refused_and_old_ones_end(
 
 
 async def test_health_of_a_dead_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.alive = False
-    response = await client.get("/health")
-    assert response.status_code == 503
-    assert response.json()["error"]["code"] == "engine_dead"
+    for stopped, code in ((False, "engine_restarting"), (True, "engine_dead")):
+        engine.alive = False
+        if stopped:
+            engine.stopped.set()
+        for path in ("/health", "/ready", "/ping", "/v1/health"):
+            response = await client.get(path)
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == code
+            assert ("retry-after" in response.headers) != stopped
+        assert (await client.get("/live")).status_code == 200
 
 
 async def test_health_answers_while_a_long_prompt_is_read(

@@ -10,6 +10,7 @@ HeadraceError
 ├── BadModelFile                 a file that is damaged, hostile or not supported
 ├── CapacityError                right, but more than fits now: memory, queue
 └── EngineError                  our bug, or the engine process died
+    └── EngineAway               it died, and is being started again
 """
 
 from __future__ import annotations
@@ -83,3 +84,10 @@ class CapacityError(HeadraceError):
 
 class EngineError(HeadraceError):
     """Our own mistake, or an engine process that died."""
+
+
+class EngineAway(EngineError):
+    """The engine process died and is being started again."""
+
+    def __init__(self, message: str = "The engine is being restarted; try again soon.") -> None:
+        super().__init__(message)

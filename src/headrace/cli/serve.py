@@ -30,6 +30,8 @@ SERVE_FLAGS: FlagTable = {  # by field of ServeSettings
     "served_model_name": (list[str], {}, "Name in the API, may be given again for more; the first is echoed."),
     "shutdown_timeout": (float, {"min": 0}, "Seconds for running requests on SIGTERM."),
     "max_body_bytes": (int, COUNT, "Largest request body."),
+    "engine_restarts": (int, {"min": 0}, "Restarts of an engine process that died, within an hour."),
+    "engine_timeout": (float, {"min": 0}, "Seconds without a sign of life until a busy engine is ended; 0: never."),
     "api_key": (
         list[Key],
         KEY,

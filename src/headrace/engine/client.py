@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from headrace.base.errors import EngineError, RequestError
+from headrace.base.errors import EngineAway, EngineError, HeadraceError, RequestError
 from headrace.base.log import log
 from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
+from headrace.engine.link import Link, Watch
 from headrace.engine.loading import TextSide, find, open_text
 from headrace.engine.messages import (
     NO_TERMS,
     Abort,
     Add,
     AskTrace,
-    Failed,
     FromEngine,
     ModelInfo,
     News,
     Quit,
-    Ready,
     Refused,
     Stats,
     Stopped,
@@ -44,7 +39,7 @@ from headrace.engine.messages import (
 from headrace.engine.output import ChoiceText, Delta, Logprobs, RequestMetrics, readable_prompt
 from headrace.engine.queue import Queue, Room, Seat
 from headrace.engine.requests import checked
-from headrace.engine.wire import HEADER, Start, revived
+from headrace.engine.wire import Start
 from headrace.weights import open_checkpoint
 
 
@@ -159,52 +154,59 @@ class Stream:
             self.prompt_logprobs = readable_prompt(update.prompt_logprobs, self._client.tokenizer)
 
 
-class EngineClient:
-    """One engine process and the streams that are open on it. Make it with `start`.
+@dataclass(frozen=True, slots=True)
+class Care:
+    """What is done about an engine process that dies or hangs.
 
+    restarts: times that it is started again within `window` seconds; after that the client has stopped.
+    patience: seconds after which a process that has work, but says nothing and computes nothing, is killed; 0: never.
+    """
+
+    restarts: int = 0
+    window: float = 3600.0
+    patience: float = 0.0
+
+
+class EngineClient:
+    """One engine process, the next when it dies, and the streams that are open on it. Make it with `start`.
+
+    alive: requests are taken. stopped: there will be no engine any more.
     queue: what was submitted; nothing reaches the engine past it.
     """
 
-    def __init__(self, text: TextSide, info: ModelInfo, process: subprocess.Popen[bytes], queue: Queue) -> None:
+    def __init__(self, text: TextSide, info: ModelInfo, link: Link, start: Start, care: Care, queue: Queue) -> None:
         self.info = info
         self.queue = queue
         self.tokenizer = text.tokenizer
         self.template = text.template
         self.alive = True
         self.stopped = asyncio.Event()
-        self._process = process
+        self._link = link
+        self._start = start
+        self._care = care
+        self._closing = False
+        self._deaths: list[float] = []  # when, in time.monotonic seconds
         self._streams: dict[str, Stream] = {}
         self._stats = Stats(pages=info.pages)
+        self._past: Stats | None = None  # what the engines before this one have counted
         self._tickets: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}
         self._ticket = 0
-        self._encoder = msgspec.msgpack.Encoder()
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
-        self._listener: asyncio.Task[None]
+        self._life: asyncio.Task[None]
 
     @classmethod
-    async def start(cls, settings: EngineSettings) -> EngineClient:
+    async def start(cls, settings: EngineSettings, care: Care | None = None) -> EngineClient:
         """Find the model, start the process, wait until it can take requests; raises what went wrong."""
         path = await asyncio.to_thread(find, settings)
-        ours, process = _spawn()
+        link = await Link.open()
         try:
-            reader, writer = await asyncio.open_connection(sock=ours)
             text = await asyncio.to_thread(lambda: open_text(settings, open_checkpoint(path)))
             start = Start(settings, str(path), text.tokenizer.vocab_size)
-            _write(writer, msgspec.msgpack.encode(start))
-            answer = await _read(reader)
-            if isinstance(answer, Failed):
-                raise revived(answer)
-            if not isinstance(answer, Ready):
-                raise EngineError("the engine process ended before it was ready")
+            info = await link.begin(start)
         except BaseException:
-            process.kill()
-            process.wait()
-            ours.close()
+            link.kill()
             raise
-        client = cls(text, answer.info, process, Queue.of(settings))
-        client._reader, client._writer = reader, writer
-        client._listener = asyncio.create_task(client._listen())
+        client = cls(text, info, link, start, care or Care(), Queue.of(settings))
+        client._life = asyncio.create_task(client._live())
         return client
 
     def submit(
@@ -221,8 +223,7 @@ class EngineClient:
         RequestError at once for what can be known here, CapacityError when the queue is full, EngineError without an
         engine.
         """
-        if not self.alive:
-            raise EngineError("the engine has stopped")
+        self._check_alive()
         if request_id in self._streams:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id")
         request = checked(prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms)
@@ -238,32 +239,32 @@ class EngineClient:
 
     async def trace(self, last: int = 100) -> list[dict[str, Any]]:
         """The last records of the step trace."""
-        if not self.alive:
-            raise EngineError("the engine has stopped")
+        self._check_alive()
         self._ticket += 1
         future: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
         self._tickets[self._ticket] = future
         self.send(AskTrace(last, self._ticket))
         return await future
 
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise EngineError("the engine has stopped") if self.stopped.is_set() else EngineAway()
+
     async def close(self, timeout: float = 5.0) -> None:
         """End the process: asked first, killed after `timeout` seconds. Open streams end with an error."""
+        self._closing = True
         self.send(Quit())
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._listener), timeout)
-        if self._process.poll() is None:
-            try:
-                await asyncio.to_thread(self._process.wait, timeout)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                await asyncio.to_thread(self._process.wait)
-        await self._listener
-        self._writer.close()
+        if not self.alive:
+            self._life.cancel()
+        await asyncio.wait((self._life,), timeout=timeout)
+        await self._link.close(timeout)
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._life
 
     def send(self, message: ToEngine) -> None:
         """One message; silently nothing when the engine is gone, as its streams will hear."""
         if self.alive:
-            _write(self._writer, self._encoder.encode(message))
+            self._link.send(message)
 
     def leave(self, stream: Stream, *, abort: bool) -> None:
         """A stream is done with."""
@@ -271,26 +272,77 @@ class EngineClient:
         if self._streams.pop(stream.request_id, None) is not None and abort:
             self.send(Abort(stream.request_id))
 
-    async def _listen(self) -> None:
+    async def _live(self) -> None:
+        """From one engine process to the next."""
         try:
-            while (message := await _read(self._reader)) is not None:
+            await self._until_gone()
+            while not self._closing and self._may_restart():
+                log.error("the engine process died (%s); starting another", await self._cause())
+                await self._restart()
+                await self._until_gone()
+        except HeadraceError as error:
+            log.error("the engine could not be started again: %s", error)
+        finally:
+            self.stopped.set()
+
+    def _may_restart(self) -> bool:
+        now = time.monotonic()
+        self._deaths = [then for then in self._deaths if now - then < self._care.window]
+        self._deaths.append(now)
+        return len(self._deaths) <= self._care.restarts
+
+    async def _restart(self) -> None:
+        begun = time.monotonic()
+        self._past = self._stats = self._stats.after_the_end()
+        self._link = await Link.open()
+        try:
+            self.info = await self._link.begin(self._start)
+        except BaseException:
+            self._link.kill()
+            raise
+        self.alive = True
+        log.warning("the engine is back after %.1f s", time.monotonic() - begun)
+
+    async def _cause(self) -> str:
+        await self._link.close(1.0)
+        code = self._link.process.returncode
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    async def _until_gone(self) -> None:
+        watching = asyncio.ensure_future(self._watch())
+        try:
+            while (message := await self._link.read()) is not None:
                 self._hear(message)
         except Exception:
             log.exception("the engine's message could not be read")
+        finally:
+            watching.cancel()
+            self._lose(EngineError("the engine process has stopped"))
+
+    async def _watch(self) -> None:
+        if not self._care.patience:
+            return
+        watch = Watch(self._link, self._care.patience)
+        while not watch.stuck(busy=bool(self._streams or self._tickets)):
+            await asyncio.sleep(self._care.patience / 8)
+        log.error("the engine process has done nothing for %.0f s: ending it", self._care.patience)
+        self._link.kill()
+
+    def _lose(self, error: EngineError) -> None:
+        """All that was open on the process ends."""
         self.alive = False
-        error = EngineError("the engine process has stopped")
         for stream in list(self._streams.values()):
+            self.queue.left(stream.seat)
             stream.fail(error)
         for future in self._tickets.values():
             if not future.done():
                 future.set_exception(error)
         self._streams.clear()
         self._tickets.clear()
-        self.stopped.set()
 
     def _hear(self, message: FromEngine) -> None:
         if isinstance(message, News):
-            self._stats = message.stats
+            self._stats = message.stats if self._past is None else message.stats.since(self._past)
             for name in message.began:
                 stream = self._streams.get(name)
                 if stream is not None:
@@ -310,33 +362,3 @@ class EngineClient:
             future = self._tickets.pop(message.ticket, None)
             if future is not None and not future.done():
                 future.set_result(message.records)
-
-
-_DECODER: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-
-
-def _write(writer: asyncio.StreamWriter, payload: bytes) -> None:
-    writer.write(HEADER.pack(len(payload)) + payload)
-
-
-async def _read(reader: asyncio.StreamReader) -> FromEngine | None:
-    """The next message; None when the other end has gone."""
-    try:
-        (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-        return _DECODER.decode(await reader.readexactly(size))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-
-
-def _spawn() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The engine process and our end of the socket. It gets a process group of its own: Ctrl-C is for us to handle."""
-    ours, theirs = socket.socketpair()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace.engine.process", str(theirs.fileno())],
-        pass_fds=[theirs.fileno()],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    theirs.close()
-    ours.setblocking(False)
-    return ours, process

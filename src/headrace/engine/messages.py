@@ -5,6 +5,7 @@ In one process (`LLM`) the same records are passed by hand.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -130,7 +131,7 @@ STEP_TOKENS = (1, 8, *(1 << e for e in range(4, 15)))  # vLLM's buckets of vllm:
 
 
 class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A snapshot of the engine. From prompt_tokens on all only grow, and start again with the engine.
+    """A snapshot of the engine. From prompt_tokens on all only grow; `since` counts on after a restart.
 
     prompt_tokens: computed, or found in the cache; again for each choice and after a preemption. prefix numbers count
     prompt tokens. *_seconds: of all steps, by part; *_machine: the same, divided among sequences, and what those had
@@ -158,6 +159,23 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     recomputed: int = 0
     all_tokens: int = 0
     step_tokens: list[int] = msgspec.field(default_factory=list)
+
+    def since(self, past: Stats) -> Stats:
+        """These numbers, with what only grows counted on from `past`: an engine that was started again begins at 0."""
+        grown = {name: _sum(getattr(past, name), getattr(self, name)) for name in COUNTERS}
+        return msgspec.structs.replace(self, **grown)
+
+    def after_the_end(self) -> Stats:
+        """What is left of an engine that died: what only grows."""
+        return Stats(pages=self.pages, **{name: getattr(self, name) for name in COUNTERS})
+
+
+_GAUGES = {"running", "waiting", "pages_used", "pages_cached", "pages"}
+COUNTERS = tuple(name for name in Stats.__struct_fields__ if name not in _GAUGES)
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return [x + y for x, y in zip_longest(a, b, fillvalue=0)] if isinstance(a, list) else a + b
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

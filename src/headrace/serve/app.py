@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from headrace.base.errors import EngineError, RequestError, UnknownModel
+from headrace.base.errors import EngineAway, EngineError, RequestError, UnknownModel
 from headrace.base.rules import integer, text
 from headrace.serve import chat, completions
 from headrace.serve.chat import Chat
@@ -131,8 +131,9 @@ class App:
 
     async def health(self, request: Request) -> Response:
         """GET /health, /ready, /ping: 503 when the engine is dead or the server is on its way out."""
-        if not self.service.engine.alive:
-            raise EngineError("The engine process has died.")
+        engine = self.service.engine
+        if not engine.alive:
+            raise EngineError("The engine process has died.") if engine.stopped.is_set() else EngineAway()
         if self.desk.closing:
             raise HTTPException(503, "The server is shutting down.", {"retry-after": "1"})
         return json_response(LIVE)

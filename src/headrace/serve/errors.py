@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 from starlette.exceptions import HTTPException
 
-from headrace.base.errors import CapacityError, ContextTooLong, EngineError, RequestError, UnknownModel
+from headrace.base.errors import CapacityError, ContextTooLong, EngineAway, EngineError, RequestError, UnknownModel
 
 SHOWN = 200  # characters of a client's text that a message or a log line repeats
 
@@ -108,6 +108,7 @@ _BY_CLASS: tuple[tuple[type[Exception], int, str, str | None, Mapping[str, str]]
     (CapacityError, 429, "rate_limit_error", "queue_full", {}),
     (GoingAway, 503, "overloaded_error", "shutting_down", _RETRY_SOON),
     (Broken, 500, "server_error", None, _DONT_RETRY),
+    (EngineAway, 503, "overloaded_error", "engine_restarting", {"retry-after": "2"}),
     (EngineError, 503, "server_error", "engine_dead", _DONT_RETRY),
 )
 

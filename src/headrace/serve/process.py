@@ -21,7 +21,7 @@ import uvicorn
 from headrace.base.errors import EngineError
 from headrace.base.log import log, to_stderr
 from headrace.base.settings import EngineSettings
-from headrace.engine.client import EngineClient
+from headrace.engine.client import Care, EngineClient
 from headrace.engine.messages import Stats
 from headrace.serve.app import App
 from headrace.serve.errors import GoingAway
@@ -100,7 +100,8 @@ class _Process:
         self._hurry.set()
 
     async def _loaded(self, sock: socket.socket) -> int:
-        engine = await self._unless_asked(EngineClient.start(self._engine_settings))
+        care = Care(restarts=self._settings.engine_restarts, patience=self._settings.engine_timeout)
+        engine = await self._unless_asked(EngineClient.start(self._engine_settings, care))
         if engine is None:
             return 0
         try:

@@ -16,6 +16,8 @@ class ServeSettings:
     port: 0 takes a free one.
     served_model_name: names in the API, the first is echoed; none: the reference that the model was loaded by.
     shutdown_timeout: seconds that running requests get on SIGTERM.
+    engine_restarts: times within an hour that an engine process which died is started again; then the server ends.
+    engine_timeout: seconds without a sign of life after which an engine that has work counts as dead; 0: never.
     api_key, api_key_file: keys that requests need, beside those of the environment (`serve.keys`); none: all may ask.
     metrics_without_key: /metrics is open all the same.
     disable_fastapi_docs: no /docs, no /openapi.json.
@@ -30,6 +32,8 @@ class ServeSettings:
     served_model_name: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0
     max_body_bytes: int = MAX_BODY
+    engine_restarts: int = 1
+    engine_timeout: float = 30.0
     api_key: tuple[Key, ...] = ()
     api_key_file: str | None = None
     metrics_without_key: bool = False
