@@ -87,6 +87,23 @@ async def test_a_client_that_leaves_is_aborted(engine: FakeEngine, app: App, pat
     assert float(aborted.split()[-1]) == n * len(engine.seen)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "begun"),
+    [("/v1/responses", {"input": "hi"}, "response.output_text.delta")],
+)
+async def test_of_other_apis_too(
+    engine: FakeEngine, app: App, path: str, body: dict[str, Any], begun: str, stream: bool
+) -> None:
+    engine.pace = 0.05
+    caller = Caller(app, path, {**body, "stream": stream})
+    await caller.until(lambda: bool(engine.seen) and (not stream or begun in caller.text))
+    caller.left.set()
+    await asyncio.wait_for(caller.task, 1)
+    await free(engine, app)
+    assert len(engine.aborted) == len(engine.seen) == 1
+
+
 @pytest.mark.parametrize("at", [0, 3])
 async def test_a_failure_after_the_first_byte_is_an_event(
     client: httpx.AsyncClient, engine: FakeEngine, app: App, at: int

@@ -215,6 +215,20 @@ def either(*rules: Rule, says: str = "") -> Rule:
     return Rule(words, schema, lambda value: any(rule.accepts(value) for rule in rules), inside)
 
 
+def tagged(tag: str, kinds: Mapping[str, Rule], default: str | None = None) -> Rule:
+    """An object whose member `tag` says which of `kinds` it is; `default`: which, if that member is absent or null."""
+
+    def inside(path: str, value: Any) -> None:
+        kind = default if value.get(tag) is None else value[tag]
+        if not isinstance(kind, str) or kind not in kinds:
+            refuse(f"{path}.{tag}", f"must be {words}, got {told(value[tag])}" if tag in value else "is missing")
+        kinds[kind].check(path, value)
+
+    words = " or ".join(map(repr, kinds))
+    schema = {"anyOf": [rule.schema for rule in kinds.values()]}
+    return Rule(f"an object with {tag}", schema, lambda value: isinstance(value, dict), inside)
+
+
 def nullable(rule: Rule) -> Rule:
     """Null, or what `rule` accepts."""
 

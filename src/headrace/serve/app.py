@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from headrace.base.errors import EngineAway, EngineError, RequestError, UnknownModel
 from headrace.base.rules import integer, text
-from headrace.serve import chat, completions
+from headrace.serve import chat, completions, responses
 from headrace.serve.chat import Chat
 from headrace.serve.completions import Completions
 from headrace.serve.desk import ClientGone
@@ -29,6 +29,7 @@ from headrace.serve.errors import shown
 from headrace.serve.http import LIVE, RequestIds, error_response, json_response, reported
 from headrace.serve.metrics import CONTENT_TYPE
 from headrace.serve.openapi import Operation, document, page, page_policy
+from headrace.serve.responses import Responses
 from headrace.serve.service import AppSettings, Service
 from headrace.serve.shapes import Health, ModelCard, ModelList, TraceAnswer, VersionAnswer
 from headrace.serve.version import version
@@ -80,6 +81,7 @@ class App:
     @functools.cached_property
     def table(self) -> Sequence[tuple[str, str, Endpoint, Operation]]:
         """Every route: method, path, what answers it, what it does."""
+        other = Responses(self.service)
         docs = (
             ("GET", "/openapi.json", self.openapi, Operation("This documentation, as OpenAPI 3.1.", answer=dict)),
             ("GET", "/docs", self.docs, Operation("This documentation, for people.", media="text/html")),
@@ -87,6 +89,9 @@ class App:
         return (
             ("POST", "/v1/chat/completions", Chat(self.service).create, chat.OPERATION),
             ("POST", "/v1/completions", Completions(self.service).create, completions.OPERATION),
+            ("POST", "/v1/responses", other.create, responses.OPERATION),
+            ("GET", "/v1/responses/{id:path}", other.missing, responses.MISSING),
+            ("DELETE", "/v1/responses/{id:path}", other.missing, responses.MISSING),
             ("GET", "/v1/models", self.models, Operation("The names that are served.", answer=ModelList)),
             ("GET", "/v1/models/{id:path}", self.model, _MODEL),
             ("GET", "/health", self.health, _HEALTH),

@@ -93,10 +93,11 @@ def _function(function: Any, path: str) -> dict[str, Any]:
     if not isinstance(function, Mapping):
         raise _wrong(path, "an object with name and arguments", function)
     _string(function.get("name"), f"{path}.name")
-    return {**function, "arguments": _arguments(function.get("arguments"), f"{path}.arguments")}
+    return {**function, "arguments": call_arguments(function.get("arguments"), f"{path}.arguments")}
 
 
-def _arguments(arguments: Any, path: str) -> dict[str, Any]:
+def call_arguments(arguments: Any, path: str) -> dict[str, Any]:
+    """The arguments of a call: an object, or JSON text of one; "" and null read as {}. RequestError names `path`."""
     if isinstance(arguments, str) and arguments.strip():
         try:
             arguments = json.loads(arguments)
