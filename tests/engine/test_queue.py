@@ -11,12 +11,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.base.errors import CapacityError
 from headrace.base.settings import EngineSettings
+from headrace.engine.messages import NO_TERMS
 from headrace.engine.queue import LONGEST, Queue, Seat
 
 
 def sit(queue: Queue, sequences: int, tokens: int) -> Seat:
     with queue.room(sequences, sequences * tokens) as room:
-        return room.seat(sequences, tokens)
+        return room.seat(NO_TERMS, sequences, tokens)
 
 
 class Counts(RuleBasedStateMachine):
@@ -48,7 +49,7 @@ class Counts(RuleBasedStateMachine):
         assert not full
         with contextlib.suppress(KeyError), room:
             for tokens in prompts:
-                self.seats.append((room.seat(n, tokens), tokens, set(range(n)), set()))
+                self.seats.append((room.seat(NO_TERMS, n, tokens), tokens, set(range(n)), set()))
                 if drops:
                     raise KeyError
 

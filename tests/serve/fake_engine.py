@@ -58,7 +58,7 @@ class FakeEngine:
         request = checked(prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms)
         self.seen.append(request)
         count, tokens = params.n, len(prompt_ids)
-        seat = (room or self.queue.room(count, count * tokens)).seat(count, tokens)
+        seat = (room or self.queue.room(count, count * tokens)).seat(terms, count, tokens)
         stream = Stream(self, request, seat)  # type: ignore[arg-type]
         self._tasks[request_id] = asyncio.ensure_future(self._play(stream, request))
         return stream

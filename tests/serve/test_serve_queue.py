@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 from fake_engine import FakeEngine
-from test_serve_process import Reader, Server, running, serving, until
 
+from child_server import Reader, Server, running, serving, until
 from headrace.engine.queue import Queue
 from headrace.serve.app import App
 

@@ -8,7 +8,8 @@ HeadraceError
 ├── ModelNotFound                a model reference that leads nowhere
 ├── DownloadError                a fetch that failed: network, disk full, hash differs
 ├── BadModelFile                 a file that is damaged, hostile or not supported
-├── CapacityError                right, but more than fits now: memory, queue
+├── CapacityError                right, but more than fits now: memory, queue, the caller's time
+├── DeadlinePassed               the caller's time is over, and nothing has been said
 └── EngineError                  our bug, or the engine process died
     └── EngineAway               it died, and is being started again
 """
@@ -80,6 +81,10 @@ class CapacityError(HeadraceError):
         super().__init__(message)
         self.code = code
         self.retry_after = retry_after
+
+
+class DeadlinePassed(HeadraceError):
+    """The time that the caller gave is over before there was a first token."""
 
 
 class EngineError(HeadraceError):

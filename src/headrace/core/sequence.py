@@ -13,6 +13,7 @@ from typing import Literal
 
 from headrace.core.sampling import SamplingParams
 
+TIMEOUT = "timeout"  # the `Finish.stop` of a sequence whose time was over; its reason is "length"
 Reason = Literal["stop", "length", "abort", "error"]
 
 

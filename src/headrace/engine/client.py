@@ -220,16 +220,18 @@ class EngineClient:
     ) -> Stream:
         """A request on its way. room: of the queue, if it was asked for there already.
 
-        RequestError at once for what can be known here, CapacityError when the queue is full, EngineError without an
-        engine.
+        RequestError at once for what can be known here, CapacityError when the queue is full or the deadline cannot be
+        met, DeadlinePassed after it, EngineError without an engine.
         """
         self._check_alive()
         if request_id in self._streams:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id")
         request = checked(prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms)
         count, tokens = request.params.n, len(request.prompt)
+        if terms.deadline:
+            self.queue.check_deadline(terms, tokens, (s.seat for s in self._streams.values()), self._stats)
         with nullcontext(room) if room is not None else self.queue.room(count, count * tokens) as held:
-            stream = self._streams[request_id] = Stream(self, request, held.seat(count, tokens))
+            stream = self._streams[request_id] = Stream(self, request, held.seat(terms, count, tokens))
         self.send(request)
         return stream
 

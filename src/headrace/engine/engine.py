@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import OrderedDict
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.log import log
 from headrace.base.settings import PAGE, EngineSettings
 from headrace.core.scheduler import Batch, Limits, Scheduled, Scheduler
-from headrace.core.sequence import Finish, Sequence
+from headrace.core.sequence import TIMEOUT, Finish, Sequence
 from headrace.core.trace import StepTrace
 from headrace.engine.account import Ledger
 from headrace.engine.messages import STEP_TOKENS, Add, ModelInfo, Stats, Update, WireLogprobs
@@ -23,6 +24,7 @@ from headrace.runtime.load import LoadedModel
 from headrace.runtime.runner import Runner, StepResult, TokenLogprobs
 from headrace.runtime.times import Pace, StepTimes
 
+_EVERY = 32  # steps after which the rates that are told are looked at again
 _REMEMBERED = 16384  # sequences whose request the trace can still name
 
 
@@ -57,6 +59,8 @@ class Engine:
         self._names: OrderedDict[int, str] = OrderedDict()
         self._prompt: dict[int, list[WireLogprobs | None]] = {}
         self._began: list[str] = []
+        self._deadlines: list[tuple[float, int, str]] = []  # a heap: when, a sequence of the request, its name
+        self._rates = (0.0, 0.0)
         self._next = 0
         self._prompt_tokens = self._generated = self._steps = self._tokens = 0
         self._sizes = [0] * (len(STEP_TOKENS) + 1)
@@ -85,6 +89,8 @@ class Engine:
                 self._forget(sequence)
             raise
         self._requests[request.request_id] = sequences
+        if request.terms.deadline:
+            heappush(self._deadlines, (request.terms.deadline, sequences[0].id, request.request_id))
 
     def _sequence(self, request: Add, choice: int) -> Sequence:
         sequence = Sequence(
@@ -139,9 +145,10 @@ class Engine:
     def step(self) -> list[Update]:
         """Run one step; the news of every sequence that drew a token or ended. [] when there was nothing to do."""
         t0 = time.monotonic()
+        updates = self._expire(t0) if self._deadlines else []
         batch = self.scheduler.schedule()
         if batch is None:
-            return []
+            return updates
         for sequence in batch.preempted:
             self.runner.forget(sequence)
             self.ledger.preempted(sequence)
@@ -151,11 +158,11 @@ class Engine:
         except Exception as error:
             log.exception("a step failed; its requests end with an error")
             self._charge(batch, t0, t1, time.monotonic(), again=False)
-            return self._fail([item.sequence for item in batch.items], f"the step failed: {type(error).__name__}")
+            message = f"the step failed: {type(error).__name__}"
+            return updates + self._fail([item.sequence for item in batch.items], message)
         t2 = time.monotonic()
         self._charge(batch, t0, t1, t2, again=result.again)
         ended = self.scheduler.commit(batch, result.outcome)
-        updates = []
         for item in batch.items:
             sequence = item.sequence
             new = sequence.tokens[item.start + item.count :] if item.sample else []
@@ -176,6 +183,24 @@ class Engine:
         self._count(record.decode_tokens + record.prefill_tokens)
         return updates
 
+    def _expire(self, now: float) -> list[Update]:
+        """End the requests whose deadline has passed, whatever they are doing; their last news."""
+        updates: list[Update] = []
+        heap = self._deadlines
+        while heap and heap[0][0] <= now:
+            updates += [u for s in self._timed(*heappop(heap)) for u in self._stop(s, Finish("length", TIMEOUT))]
+        if len(heap) > 2 * len(self._requests) + _REMEMBERED:
+            self._deadlines = [entry for entry in heap if self._timed(*entry)]
+            heapify(self._deadlines)
+        for name in {update.request_id for update in updates}:
+            self._settle(name)
+        return updates
+
+    def _timed(self, deadline: float, sequence: int, name: str) -> list[Sequence]:
+        """The sequences of the request that got that deadline; [] when it has ended, even if its name is used again."""
+        sequences = self._requests.get(name, [])
+        return sequences if sequences and sequences[0].id == sequence else []
+
     def _charge(self, batch: Batch, began: float, scheduled: float, now: float, *, again: bool) -> None:
         """Its sequences pay for a step until now, and for the end of the step before it."""
         self._schedule_s += scheduled - began
@@ -187,6 +212,8 @@ class Engine:
         self._steps += 1
         self._tokens += tokens
         self._sizes[bisect_left(STEP_TOKENS, tokens)] += 1
+        if self._steps % _EVERY == 1:
+            self._rates = self.times.rates(self.scheduler.limits.max_num_batched_tokens)
 
     def _note_prompt(self, item: Scheduled, new: list[int], now: float, result: StepResult) -> None:
         """Part of a prompt was computed, for the first time or again."""
@@ -265,6 +292,7 @@ class Engine:
             self.ledger.recomputed,
             self._tokens,
             self._sizes,
+            *self._rates,
         )
 
     def records(self, last: int) -> list[dict[str, Any]]:

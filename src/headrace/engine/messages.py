@@ -136,7 +136,8 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt_tokens: computed, or found in the cache; again for each choice and after a preemption. prefix numbers count
     prompt tokens. *_seconds: of all steps, by part; *_machine: the same, divided among sequences, and what those had
     of it that were given up. recomputed: tokens, after preemptions. step_tokens: steps by their tokens, as many as
-    `STEP_TOKENS` at most, the last ones with more; all_tokens: of all steps.
+    `STEP_TOKENS` at most, the last ones with more; all_tokens: of all steps. prompt_token_time, step_time: seconds that
+    a prompt's token takes in a full step, and the least that a step takes, as learnt so far; 0: not yet.
     """
 
     running: int = 0
@@ -159,6 +160,8 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     recomputed: int = 0
     all_tokens: int = 0
     step_tokens: list[int] = msgspec.field(default_factory=list)
+    prompt_token_time: float = 0.0
+    step_time: float = 0.0
 
     def since(self, past: Stats) -> Stats:
         """These numbers, with what only grows counted on from `past`: an engine that was started again begins at 0."""

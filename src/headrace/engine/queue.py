@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 
-from headrace.base.errors import CapacityError
+from headrace.base.errors import CapacityError, DeadlinePassed
 from headrace.base.settings import EngineSettings
+from headrace.engine.messages import Stats, Terms
 
-REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+REASONS = ("max_num_queued_reqs", "max_num_queued_tokens", "deadline_infeasible")
 REQUESTS = 4096  # that may wait, or 64 for each place if that is more
 TOKENS = 1 << 22  # of prompts: as Python lists some 150 MB in each of the two processes
+SURE = 0.5  # of a predicted time, that it takes at least: the machine may have been slowed down when it was learnt
 WINDOW = 30.0  # seconds over which is measured how fast the queue moves
 LONGEST = 120.0  # seconds: OpenAI's clients obey no longer wait
 
@@ -25,6 +28,7 @@ LONGEST = 120.0  # seconds: OpenAI's clients obey no longer wait
 class Seat:
     """One request in the queue. tokens: of its prompt. live: choices that have not ended; `waiting` have not begun."""
 
+    terms: Terms
     tokens: int
     live: set[int]
     waiting: int
@@ -34,12 +38,12 @@ class Queue:
     """Counts sequences: a request with n = 4 is four.
 
     places: sequences that may run at once. most: sequences beyond those. most_tokens: prompt tokens of sequences that
-    have not begun. A queue in which nothing waits takes any request, however large.
+    have not begun. A queue in which nothing waits takes any request, however large. step: tokens of a step.
     live, waiting, tokens: sequences that have not ended, not begun; prompt tokens of the latter. refused: by reason.
     """
 
-    def __init__(self, places: int, most: int, most_tokens: int) -> None:
-        self.places, self.most, self.most_tokens = places, most, most_tokens
+    def __init__(self, places: int, most: int, most_tokens: int, step: int = 512) -> None:
+        self.places, self.most, self.most_tokens, self.step = places, most, most_tokens, step
         self.live = self.waiting = self.tokens = 0
         self.refused: Counter[str] = Counter()
         self._begun: deque[tuple[int, list[int]]] = deque()  # a second, and sequences and tokens that began in it
@@ -49,7 +53,12 @@ class Queue:
         """The queue that the settings ask for."""
         reqs, tokens = settings.max_num_queued_reqs, settings.max_num_queued_tokens
         places = settings.max_num_seqs
-        return cls(places, max(REQUESTS, 64 * places) if reqs is None else reqs, TOKENS if tokens is None else tokens)
+        return cls(
+            places,
+            max(REQUESTS, 64 * places) if reqs is None else reqs,
+            TOKENS if tokens is None else tokens,
+            settings.max_num_batched_tokens,
+        )
 
     def room(self, sequences: int, tokens: int) -> Room:
         """Room for so many sequences with so many prompt tokens together, or CapacityError(retry_after)."""
@@ -81,6 +90,33 @@ class Queue:
         done = sum(counts[unit] for _, counts in self._begun)
         seconds = over * max(now - self._begun[0][0], 1.0) / done if done else WINDOW
         return min(max(seconds, 1.0), LONGEST)
+
+    def check_deadline(self, terms: Terms, tokens: int, others: Iterable[Seat], stats: Stats) -> None:
+        """Refuse a request of so many prompt tokens whose first one cannot come in time; `others` are in the queue.
+
+        DeadlinePassed when the time is over already; CapacityError, without a time to try again.
+        """
+        left = terms.deadline - time.monotonic()
+        if left <= 0:
+            raise DeadlinePassed("The request's time was over before it could be queued.")
+        seconds = SURE * first_token_seconds(tokens, self._ahead(terms, tokens, others), stats)
+        if seconds > left:
+            self.refused[REASONS[2]] += 1
+            raise CapacityError(
+                f"The first token cannot be there in {left * 1000:.0f} ms: the prompt, and what goes before it, take "
+                f"at least {seconds * 1000:.0f} ms. Give the request more time, or send it when less is queued.",
+                code=REASONS[2],
+            )
+
+    def _ahead(self, terms: Terms, tokens: int, others: Iterable[Seat]) -> int:
+        """Prompt tokens that are computed first in any case, of the same tenant's, which come in their order.
+
+        A prompt of up to half a step may overtake those that have a place, so it waits only for places.
+        """
+        before = [s for s in others if s.terms.tenant == terms.tenant and s.terms.priority <= terms.priority]
+        waiting = [s.tokens for s in before for _ in range(s.waiting)]
+        places = self.places - 1 if 2 * tokens <= self.step else 0
+        return sum(waiting[: max(len(waiting) - places, 0)])
 
     def began(self, seat: Seat) -> None:
         """One sequence of a request has begun to run."""
@@ -119,12 +155,12 @@ class Room:
         self._queue = queue
         self._sequences, self._tokens = sequences, tokens
 
-    def seat(self, sequences: int, tokens: int) -> Seat:
+    def seat(self, terms: Terms, sequences: int, tokens: int) -> Seat:
         """For one prompt of so many tokens and its choices."""
         self._sequences -= sequences
         self._tokens -= sequences * tokens
         assert self._sequences >= 0 and self._tokens >= 0, "more than was asked for"
-        return Seat(tokens, set(range(sequences)), sequences)
+        return Seat(terms, tokens, set(range(sequences)), sequences)
 
     def __enter__(self) -> Room:
         return self
@@ -135,3 +171,13 @@ class Room:
         queue.waiting -= self._sequences
         queue.tokens -= self._tokens
         self._sequences = self._tokens = 0
+
+
+def first_token_seconds(tokens: int, ahead: int, stats: Stats) -> float:
+    """Until a prompt of so many tokens has its first one, when `ahead` prompt tokens are computed before it.
+
+    By the rates that the engine has learnt, and the share of prompt tokens that it did not find in its prefix cache.
+    0 while nothing is known.
+    """
+    new = 1 - stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 1.0
+    return max(stats.step_time, (ahead + tokens) * new * stats.prompt_token_time)

@@ -61,6 +61,13 @@ class StepTimes:
         """`divided` by the rates of the last `refresh`."""
         return divided(self._work, self._rates, start, count, logit_rows)
 
+    def rates(self, most: int) -> tuple[float, float]:
+        """Seconds a token in a step of `most` rows, and of a step of one row; zeros before a prompt was timed."""
+        if not any(size > HIDDEN.bit_length() for size in self._known):
+            return 0.0, 0.0
+        curve = self.curve([], 0, most)
+        return float(curve[-1]) / most, float(curve[1])
+
     def learn(self, items: list[Scheduled], seconds: float) -> None:
         """A step of these items took so long. Most steps of sizes that are known well are passed over."""
         size = sum([item.count for item in items]).bit_length()

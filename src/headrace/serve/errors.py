@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 import msgspec
 from starlette.exceptions import HTTPException
 
-from headrace.base.errors import CapacityError, ContextTooLong, EngineAway, EngineError, RequestError, UnknownModel
+from headrace.base.errors import (
+    CapacityError,
+    ContextTooLong,
+    DeadlinePassed,
+    EngineAway,
+    EngineError,
+    RequestError,
+    UnknownModel,
+)
 
 SHOWN = 200  # characters of a client's text that a message or a log line repeats
 
@@ -106,6 +114,7 @@ _BY_CLASS: tuple[tuple[type[Exception], int, str, str | None, Mapping[str, str]]
     (ContextTooLong, 400, "invalid_request_error", "context_length_exceeded", {}),
     (RequestError, 400, "invalid_request_error", None, {}),
     (CapacityError, 429, "rate_limit_error", "queue_full", {}),
+    (DeadlinePassed, 408, "timeout_error", "deadline_exceeded", _DONT_RETRY),
     (GoingAway, 503, "overloaded_error", "shutting_down", _RETRY_SOON),
     (Broken, 500, "server_error", None, _DONT_RETRY),
     (EngineAway, 503, "overloaded_error", "engine_restarting", {"retry-after": "2"}),

@@ -159,12 +159,15 @@ _BIAS_KEY = matching("0|[1-9][0-9]{0,18}", "a token id in decimal")
 _BIAS = map_of(_BIAS_KEY, number(-100, 100), sampling.MAX_BIASES, "token ids to numbers from -100 to 100")
 _COUNT = integer(1, 2**63 - 1, says="an integer of at least 1")
 
+MILLISECONDS = integer(1, 86_400_000, says="milliseconds from 1 to 86400000")
+
 COMMON: Final[Fields] = {
     "model": Field(text(), "One of the names under which the model is served; that model, if absent."),
     "stream": Field(flag, "Send the answer in pieces, as server-sent events.", default=False),
     "stream_options": Field(STREAM_OPTIONS, "With stream only. include_usage: a last event with the usage."),
     "logit_bias": Field(_BIAS, "Added to the logits of these tokens, by id."),
     "priority": Field(integer(-INT32, INT32), "Requests with smaller numbers run first.", default=0),
+    "timeout_ms": Field(MILLISECONDS, "Ends the answer after so long; refused at once if none could begin by then."),
     "cache_salt": Field(text(512), "Prompts share cached prefixes only with prompts of the same salt."),
     "return_token_ids": Field(flag, "Tell the ids of the prompt's and the answer's tokens.", default=False),
     "return_tokens_as_token_ids": Field(flag, "Call tokens token_id:N in log-probabilities.", default=False),

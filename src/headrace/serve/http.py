@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
@@ -42,7 +43,10 @@ _SSE_HEADERS = {
 
 
 class RequestIds:
-    """ASGI middleware: takes ``x-request-id`` if it is harmless, else draws one; says it in every response."""
+    """ASGI middleware: takes ``x-request-id`` if it is harmless, else draws one; says it in every response.
+
+    ``request.state`` has `request_id`, whether it was given, and when the request arrived, time.monotonic seconds.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -55,7 +59,7 @@ class RequestIds:
         given = Headers(scope=scope).get("x-request-id", "")
         named = bool(_REQUEST_ID.fullmatch(given))
         request_id = given if named else secrets.token_hex(16)
-        scope.setdefault("state", {}).update(request_id=request_id, request_id_given=named)
+        scope.setdefault("state", {}).update(request_id=request_id, request_id_given=named, arrived=time.monotonic())
         names = ("x-request-id", "request-id") if is_anthropic(scope["path"]) else ("x-request-id",)
 
         async def send_with_id(message: Message) -> None:

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import DeadlinePassed
+from headrace.core.sequence import TIMEOUT
 from headrace.serve.errors import Broken, GoingAway
 from headrace.serve.metrics import Metrics
 
@@ -24,6 +26,10 @@ _BAD_ENDS = {
 }
 
 
+def _timed_out(delta: Delta) -> bool:
+    return delta.finish_reason == "length" and delta.stop_reason == TIMEOUT
+
+
 class News:
     """What the engine brings for the prompts of a request. Closing it aborts whatever still runs."""
 
@@ -32,15 +38,23 @@ class News:
         self._metrics = metrics
 
     async def __aiter__(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
-        """(which prompt, what is new). Raises Broken, GoingAway or EngineError when a choice did not end well."""
-        if len(self.streams) == 1:
-            async with aclosing(self._one(0)) as news:
-                async for item in news:
-                    yield item
-            return
-        async with aclosing(self._several()) as news:
+        """(which prompt, what is new). Raises Broken, GoingAway or EngineError when a choice did not end well.
+
+        DeadlinePassed when the time was over before any choice had a token; else what there is stays.
+        """
+        silent: list[tuple[int, list[Delta]]] | None = []  # ends without a word, until there is one
+        async with aclosing(self._one(0) if len(self.streams) == 1 else self._several()) as news:
             async for item in news:
+                if silent is not None:
+                    if all(_timed_out(delta) and not delta.token_ids for delta in item[1]):
+                        silent.append(item)
+                        continue
+                    for held in silent:
+                        yield held
+                    silent = None
                 yield item
+        if silent:
+            raise DeadlinePassed("The request's time was over before its first token.")
 
     async def aclose(self) -> None:
         """Aborts what still runs."""

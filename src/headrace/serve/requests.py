@@ -42,7 +42,7 @@ class Limits:
 class Asked:
     """What both kinds of request have in common. logprobs: alternatives to show a token; None: no logprobs.
 
-    prompt_logprobs: the client asked for them by that name.
+    prompt_logprobs: the client asked for them by that name. timeout_ms: from the request's arrival; None: no limit.
     """
 
     params: SamplingParams
@@ -51,6 +51,7 @@ class Asked:
     logprobs: int | None
     prompt_logprobs: bool
     priority: int
+    timeout_ms: int | None
     cache_salt: str
     token_ids: bool
     tokens_as_ids: bool
@@ -95,6 +96,7 @@ def asked_of(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, l
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs is not None,
         priority=given.get("priority", 0),
+        timeout_ms=given.get("timeout_ms"),
         cache_salt=given.get("cache_salt", ""),
         token_ids=given.get("return_token_ids", False),
         tokens_as_ids=given.get("return_tokens_as_token_ids", False),

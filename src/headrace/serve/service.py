@@ -20,6 +20,7 @@ from headrace.engine.messages import Terms
 from headrace.serve.answers import Reply, new_id
 from headrace.serve.callers import caller_of
 from headrace.serve.desk import Desk
+from headrace.serve.fields import MILLISECONDS
 from headrace.serve.http import MAX_BODY, EventStream, json_response, read_json
 from headrace.serve.metrics import Metrics
 from headrace.serve.news import News
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from headrace.text import Tokenizer
 
 _T = TypeVar("_T")
+TIMEOUT_HEADER = "x-request-timeout-ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,13 @@ class Service:
         base = new_id(f"{id}-") if request.state.request_id_given else id
         caller = caller_of(request)
         salt = f"{caller.name}\0{asked.cache_salt}" if self.settings.prefix_cache_per_key else asked.cache_salt
-        terms = Terms(priority=asked.priority, cache_salt=salt, tenant=caller.name, weight=caller.weight)
+        terms = Terms(
+            priority=asked.priority,
+            cache_salt=salt,
+            tenant=caller.name,
+            weight=caller.weight,
+            deadline=_deadline(request, asked.timeout_ms),
+        )
         n = asked.params.n
         streams: list[Stream] = []
         try:
@@ -105,6 +113,17 @@ class Service:
         finally:
             await reply.news.aclose()
         return json_response(body)
+
+
+def _deadline(request: Request, timeout_ms: int | None) -> float:
+    """time.monotonic seconds, 0 for none: from the field or the header, whichever ends sooner."""
+    given = [] if timeout_ms is None else [timeout_ms]
+    header = request.headers.get(TIMEOUT_HEADER)
+    if header is not None:
+        milliseconds = int(header) if header.isascii() and header.isdigit() and len(header) <= 9 else header
+        MILLISECONDS.check(TIMEOUT_HEADER, milliseconds)
+        given.append(int(milliseconds))
+    return request.state.arrived + min(given) / 1000 if given else 0.0
 
 
 def limits_of(engine: EngineClient, names: tuple[str, ...]) -> Limits:
