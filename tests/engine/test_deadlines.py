@@ -185,3 +185,10 @@ def test_cached_prefixes_make_prompts_shorter() -> None:
     stats = Stats(prompt_token_time=0.01, step_time=0.001, prefix_queries=1000, prefix_hits=900)
     assert first_token_seconds(100, 100, stats) == pytest.approx(0.2)
     assert first_token_seconds(100, 100, Stats()) == 0
+
+
+def test_learnt_times_are_not_added_up_when_an_engine_is_started_again() -> None:
+    first = Stats(prompt_token_time=0.5, step_time=0.7, steps=3)
+    again = Stats(prompt_token_time=0.2, step_time=0.1, steps=4).since(first.after_the_end())
+    assert (again.prompt_token_time, again.step_time, again.steps) == (0.2, 0.1, 7)
+    assert first.after_the_end().step_time == 0

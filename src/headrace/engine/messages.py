@@ -173,7 +173,7 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return Stats(pages=self.pages, **{name: getattr(self, name) for name in COUNTERS})
 
 
-_GAUGES = {"running", "waiting", "pages_used", "pages_cached", "pages"}
+_GAUGES = {"running", "waiting", "pages_used", "pages_cached", "pages", "prompt_token_time", "step_time"}
 COUNTERS = tuple(name for name in Stats.__struct_fields__ if name not in _GAUGES)
 
 
