@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import HeadraceError, RequestError
 from headrace.core.sampling import SamplingParams
+from headrace.core.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from headrace.engine.async_llm import AsyncLLM
@@ -39,6 +40,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputs",
 ]
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.base.errors import RequestError
 from headrace.core.sampling import SamplingParams
+from headrace.core.structured import StructuredOutputs
 
 VOCAB = 1000
 NAN = math.nan
@@ -44,6 +45,7 @@ REFUSED: dict[str, list[Any]] = {
     ],
     "allowed_token_ids": [[], [VOCAB], [-1], ["1"], [True], 5, {1}],
     "bad_words": [[""], [5], "word", ["x"] * 5000, ["x" * 129], ["\udc00"]],
+    "structured_outputs": [{"regex": "a"}, "a", True, StructuredOutputs()],
     "bad_token_ids": [[[]], [5], [[VOCAB]], [[-1]], [["a"]], [None], [[True]]],
 }  # fmt: skip
 
@@ -67,6 +69,7 @@ LEGAL: dict[str, list[Any]] = {
     "allowed_token_ids": [None, [0], list(range(VOCAB))],
     "bad_words": [None, [], ["word"], ["x" * 128]],
     "bad_token_ids": [None, [], [[1], [2, 3]]],
+    "structured_outputs": [None, StructuredOutputs(json={}), StructuredOutputs(choice=["a"])],
 }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from headrace.base.rules import Rule, either, flag, integer, list_of, map_of, nullable, number, one_of, refuse, text
+from headrace.core.structured import StructuredOutputs, structured
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 32
@@ -31,6 +32,7 @@ class SamplingParams:
     stop: strings that end the text. stop_token_ids: ids that end it. max_tokens: None means up to the context.
     logprobs, prompt_logprobs: how many alternatives to report; -1 all of them.
     logit_bias: token id to a value in -100..100. bad_words: strings; bad_token_ids: the id sequences they become.
+    structured_outputs: what the whole answer must look like.
     """
 
     n: int = 1
@@ -57,6 +59,7 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     bad_token_ids: list[list[int]] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @property
     def greedy(self) -> bool:
@@ -109,6 +112,14 @@ def logprobs_rule(most: int) -> Rule:
     return integer(0, most, says=f"from 0 to {most}, the most that this server allows")
 
 
+_structured = Rule(
+    "StructuredOutputs",
+    structured.schema,
+    lambda value: isinstance(value, StructuredOutputs),
+    lambda path, value: value.validate(),
+)
+
+
 @cache
 def rules(vocab_size: int = INT32_MAX, max_logprobs: int = -1) -> dict[str, Rule]:
     """What each field of `SamplingParams` may be."""
@@ -146,4 +157,5 @@ def rules(vocab_size: int = INT32_MAX, max_logprobs: int = -1) -> dict[str, Rule
         "bad_token_ids": nullable(
             list_of(_token_ids(vocab_size, MAX_STOP_IDS, least=1), MAX_BAD_WORDS, of="lists of token ids")
         ),
+        "structured_outputs": nullable(_structured),
     }
