@@ -89,7 +89,18 @@ CHAT_REFUSALS: list[tuple[str, list[Any]]] = [
     ("chat_template", ["{{ x }}"]),
     ("temprature", [1]),
     ("\nERROR forged", [1]),
-    ("best_of", [1]),
+    ("best_of", [0, 2, 10**18, "1"]),
+    ("stream_interval", [0, -1, "2", 10**18]),
+    ("truncate_prompt_tokens", [0, -2, 1.5, "1", 2**40]),
+    ("truncation_side", ["left", "middle"]),
+    ("request_id", ["", "a b", "x" * 129, "\nERROR", 5]),
+    ("documents", [[{"text": "a"}], "a", [1]]),
+    ("kv_transfer_params", [{}, {"a": 1}]),
+    ("repetition_detection", [{"max_pattern_size": 3, "min_count": 3}]),
+    ("mm_processor_kwargs", [{"a": 1}]),
+    ("prediction", [{"type": "content", "content": "x"}]),
+    ("audio", [{"voice": "a", "format": "wav"}]),
+    ("web_search_options", [{}]),
 ]
 
 

@@ -39,6 +39,7 @@ SERVE_FLAGS: FlagTable = {  # by field of ServeSettings
     ),
     "api_key_file": (str | None, {}, "File of keys, a line each: `key`, or `name key weight`."),
     "metrics_without_key": (bool, {}, "Leave /metrics open when keys are needed."),
+    "trust_request_chat_template": (bool, {}, "Requests may bring chat templates (they run in a sandbox)."),
     "disable_fastapi_docs": (bool, {}, "No /docs and no /openapi.json."),
     "prefix_cache_per_key": (bool, {}, "Callers find only their own prompts in the prefix cache."),
     "allowed_origins": (list[str], {}, "Origin whose scripts may ask, or '*'; may be given again. None: CORS is off."),

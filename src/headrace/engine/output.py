@@ -6,7 +6,7 @@ Owes: detokenizing, stop strings, log-probabilities as people read them. Does no
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.core.sampling import SamplingParams
 from headrace.engine.messages import Account, Update, WireLogprobs
@@ -36,6 +36,15 @@ class Delta:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+
+    def then(self, later: Delta) -> Delta:
+        """Both as one piece of news."""
+        return replace(
+            later,
+            text=self.text + later.text,
+            token_ids=self.token_ids + later.token_ids,
+            logprobs=None if later.logprobs is None else (self.logprobs or []) + later.logprobs,
+        )
 
 
 @dataclass(slots=True)

@@ -115,6 +115,7 @@ class OpenAIReply:
         self.news = news
         self.names = lp.TokenNames(tokenizer, asked.tokens_as_ids)
         self._completion_tokens = 0
+        self._held: dict[int, Delta] = {}
         self._head: dict[str, Any] = {
             "id": id,
             "created": int(time.time()),
@@ -175,6 +176,8 @@ class OpenAIReply:
 
     def chunk(self, choice: ChatChunkChoice | TextChoice) -> bytes:
         """An event with news of one choice."""
+        if self.asked.usage_always:
+            return event(self.answer([choice], self.usage(), chunk=True))
         before, after = self._frame
         return before + _encode(choice) + after
 
@@ -191,10 +194,23 @@ class OpenAIReply:
             begun.add(prompt)
             for delta in deltas:
                 self._completion_tokens += len(delta.token_ids)
-                parts += self.more(self.index(prompt, delta), delta)
+                index = self.index(prompt, delta)
+                if (ready := self._ready(index, delta)) is not None:
+                    parts += self.more(index, ready)
             if parts:
                 yield b"".join(parts)
         yield self.last_events()
+
+    def _ready(self, index: int, delta: Delta) -> Delta | None:
+        """What is to be sent of a choice now: nothing while it is less than the client wants at once."""
+        if self.asked.interval == 1:
+            return delta
+        if (held := self._held.pop(index, None)) is not None:
+            delta = held.then(delta)
+        if delta.finish_reason is not None or len(delta.token_ids) >= self.asked.interval:
+            return delta
+        self._held[index] = delta
+        return None
 
     def first(self, prompt: int) -> Iterable[bytes]:
         """Events before anything else about a prompt's choices."""
@@ -203,6 +219,15 @@ class OpenAIReply:
     def more(self, index: int, delta: Delta) -> Iterable[bytes]:
         """Events for one piece of news."""
         raise NotImplementedError
+
+    @property
+    def tells_prompt(self) -> bool:
+        """Whether something was asked about the prompt."""
+        return self.asked.token_ids or self.asked.prompt_text
+
+    def prompt_text(self, prompt: int) -> str | UnsetType:
+        """The text of a prompt's ids, for who asked for it."""
+        return self.names.of(self.news.streams[prompt].prompt_token_ids) if self.asked.prompt_text else UNSET
 
     def ids(self, token_ids: list[int]) -> list[int] | UnsetType:
         """Token ids for who asked for them."""

@@ -16,13 +16,14 @@ from starlette.responses import Response
 from headrace.base.errors import RequestError
 from headrace.serve import fields as f
 from headrace.serve import logprobs as lp
-from headrace.serve.answers import Choice, OpenAIReply, Turn
+from headrace.serve.answers import Choice, OpenAIReply, Turn, event
 from headrace.serve.news import News
 from headrace.serve.openapi import Operation
 from headrace.serve.prompts import Conversation
-from headrace.serve.requests import Asked, Limits, asked_of, checked
+from headrace.serve.requests import Asked, Cut, Limits, asked_of, checked, cut_of
 from headrace.serve.service import Service
 from headrace.serve.shapes import Answer, ChatChoice, ChatChunkChoice, ChatLogprobs, Message, MessageDelta
+from headrace.text import normalise_messages
 from headrace.text.speech import Content
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class ChatRequest:
 
     asked: Asked
     conversation: Conversation
+    cut: Cut | None
+    echo: bool
 
 
 class Chat:
@@ -60,9 +63,12 @@ class Chat:
         service = self._service
         with service.desk.seat():
             given = await service.read(request, parse_chat)
-            ids = await service.prompts.of_chat(given.conversation)
+            ids = await service.prompts.of_chat(given.conversation, given.cut)
             id, news = await service.submit(request, "chatcmpl-", given.asked, [ids])
-            return await service.answer(request, ChatReply(id, service.names[0], given.asked, news, service.tokenizer))
+            reply = ChatReply(id, service.names[0], given.asked, news, service.tokenizer)
+            if given.echo:
+                reply.echo = spoken(given.conversation.messages[-1])
+            return await service.answer(request, reply)
 
 
 def parse_chat(body: Any, limits: Limits) -> ChatRequest:
@@ -75,6 +81,9 @@ def parse_chat(body: Any, limits: Limits) -> ChatRequest:
         raise RequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
     most = given.get("max_completion_tokens", given.get("max_tokens"))
     top = given.get("top_logprobs", 0)
+    if "chat_template" in given and not limits.trusts_templates:
+        why = "chat_template needs a server that was started with --trust-request-chat-template."
+        raise RequestError(why, param="chat_template", code="unsupported_parameter")
     begins, continues = given.get("add_generation_prompt"), given.get("continue_final_message", False)
     if continues and begins:
         raise RequestError("continue_final_message needs add_generation_prompt: false.", param="continue_final_message")
@@ -83,8 +92,18 @@ def parse_chat(body: Any, limits: Limits) -> ChatRequest:
         add_generation_prompt=not continues if begins is None else begins,
         continue_final_message=continues,
         template_kwargs=_template_kwargs(given.get("chat_template_kwargs", {})),
+        documents=given.get("documents"),
+        template=given.get("chat_template"),
+        add_special_tokens=given.get("add_special_tokens", False),
     )
-    return ChatRequest(asked_of(given, limits, most, top if shows else None), conversation)
+    asked = asked_of(given, limits, most, top if shows else None)
+    return ChatRequest(asked, conversation, cut_of(given), given.get("echo", False))
+
+
+def spoken(message: Any) -> str:
+    """What the assistant has said in a message; nothing if it is another's."""
+    content: str = normalise_messages([message])[0]["content"]
+    return content if message["role"] == "assistant" else ""
 
 
 def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +114,7 @@ def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class ChatReply(OpenAIReply):
-    """Answers /v1/chat/completions."""
+    """Answers /v1/chat/completions. echo: is said before each choice."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -103,6 +122,7 @@ class ChatReply(OpenAIReply):
     def __init__(self, id: str, model: str, asked: Asked, news: News, tokenizer: Tokenizer) -> None:
         super().__init__(id, model, asked, news, tokenizer)
         self._turns: dict[int, Turn] = {}
+        self.echo = ""
 
     async def whole(self) -> bytes:
         """See `Reply`."""
@@ -114,13 +134,23 @@ class ChatReply(OpenAIReply):
             self.usage(),
             chunk=False,
             prompt_token_ids=self.ids(stream.prompt_token_ids),
+            prompt_text=self.prompt_text(0),
             prompt_logprobs=lp.prompt_logprobs(stream.prompt_logprobs or []) if shows else UNSET,
         )
 
     def first(self, prompt: int) -> Iterable[bytes]:
-        """The role of each choice."""
+        """The role of each choice, with the first what was asked about the prompt; the echo."""
         role = MessageDelta(role="assistant", content="")
-        return [self.chunk(ChatChunkChoice(index=i, delta=role)) for i in range(self.asked.params.n)]
+        for i in range(self.asked.params.n):
+            choice = ChatChunkChoice(index=i, delta=role)
+            yield self._with_prompt(choice) if i == 0 and self.tells_prompt else self.chunk(choice)
+            if self.echo:
+                yield self.chunk(ChatChunkChoice(index=i, delta=MessageDelta(content=self.echo)))
+
+    def _with_prompt(self, choice: ChatChunkChoice) -> bytes:
+        usage = None if self.asked.include_usage else UNSET
+        ids, text = self.ids(self.news.streams[0].prompt_token_ids), self.prompt_text(0)
+        return event(self.answer([choice], usage, chunk=True, prompt_token_ids=ids, prompt_text=text))
 
     def more(self, index: int, delta: Delta) -> Iterable[bytes]:
         """What is said, then, in an event of its own, the end."""
@@ -140,7 +170,7 @@ class ChatReply(OpenAIReply):
     def _choice(self, index: int, choice: Choice) -> ChatChoice:
         return ChatChoice(
             index=index,
-            message=Message(content=choice.said(Content)),
+            message=Message(content=self.echo + choice.said(Content)),
             logprobs=self._logprobs(choice.logprobs),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,

@@ -22,7 +22,7 @@ from headrace.serve.answers import Choice, OpenAIReply
 from headrace.serve.news import News
 from headrace.serve.openapi import Operation
 from headrace.serve.prompts import Prompt
-from headrace.serve.requests import Asked, Limits, asked_of, checked
+from headrace.serve.requests import Asked, Cut, Limits, asked_of, checked, cut_of
 from headrace.serve.service import Service
 from headrace.serve.shapes import Answer, TextChoice, TextLogprobs
 
@@ -50,6 +50,7 @@ class CompletionRequest:
     prompts: list[Prompt]
     echo: bool
     add_special_tokens: bool
+    cut: Cut | None
 
 
 class Completions:
@@ -63,8 +64,8 @@ class Completions:
         service = self._service
         with service.desk.seat():
             given = await service.read(request, parse_completion)
-            ids = await service.prompts.of_texts(given.prompts, given.add_special_tokens)
-            echoes = await service.prompts.echoes(given.prompts) if given.echo else None
+            ids = await service.prompts.of_texts(given.prompts, given.add_special_tokens, given.cut)
+            echoes = await service.prompts.echoes(given.prompts if given.cut is None else ids) if given.echo else None
             id, news = await service.submit(request, "cmpl-", given.asked, ids)
             reply = TextReply(id, service.names[0], given.asked, news, service.tokenizer, echoes)
             return await service.answer(request, reply)
@@ -81,7 +82,7 @@ def parse_completion(body: Any, limits: Limits) -> CompletionRequest:
     echo = given.get("echo", False)
     if echo and top is not None:
         asked.params.prompt_logprobs = max(top, asked.params.prompt_logprobs or 0)
-    return CompletionRequest(asked, prompts, echo, given.get("add_special_tokens", True))
+    return CompletionRequest(asked, prompts, echo, given.get("add_special_tokens", True), cut_of(given))
 
 
 def _prompts(prompt: Any) -> list[Prompt]:
@@ -111,11 +112,15 @@ class TextReply(OpenAIReply):
         return self.answer(choices, self.usage(), chunk=False)
 
     def first(self, prompt: int) -> Iterable[bytes]:
-        """The prompt, for each of its choices, if it is to be echoed."""
-        if self._echoes is None:
-            return ()
-        n, echo, shown = self.asked.params.n, self._echoes[prompt], self._prompt_logprobs(prompt)
-        return [self.chunk(self._piece(prompt * n + i, echo, shown)) for i in range(n)]
+        """For each of its choices the prompt, if it is to be echoed or told."""
+        n = self.asked.params.n
+        if self._echoes is None and not self.tells_prompt:
+            return
+        echo, shown = self._echoes[prompt] if self._echoes else "", self._prompt_logprobs(prompt)
+        ids, text = self.ids(self.news.streams[prompt].prompt_token_ids), self.prompt_text(prompt)
+        for i in range(prompt * n, (prompt + 1) * n):
+            piece = self._piece(i, echo, shown)
+            yield self.chunk(msgspec.structs.replace(piece, prompt_token_ids=ids, prompt_text=text))
 
     def more(self, index: int, delta: Delta) -> Iterable[bytes]:
         """Text and end together."""
@@ -155,6 +160,7 @@ class TextReply(OpenAIReply):
             seed=stream.seed,
             token_ids=self.ids(choice.token_ids),
             prompt_token_ids=self.ids(stream.prompt_token_ids),
+            prompt_text=self.prompt_text(prompt),
             prompt_logprobs=lp.prompt_logprobs(stream.prompt_logprobs or []) if asks else UNSET,
         )
 

@@ -42,6 +42,7 @@ from headrace.core import sampling
 INT32 = 2**31 - 1
 MAX_HINT = 4096  # characters of what is checked and dropped
 MAX_ITEMS = 1 << 20
+MAX_TEMPLATE = 1 << 17  # characters
 
 
 class Bounds(NamedTuple):
@@ -146,12 +147,15 @@ HINTS: Final[Fields] = {
     "safety_identifier": Field(text(MAX_HINT), "Who asks. Not used."),
     "prompt_cache_key": Field(text(MAX_HINT), "Not used: prefixes are found by their tokens."),
     "session_id": Field(text(MAX_HINT), "Not used: prefixes are found by their tokens."),
+    "prompt_cache_retention": Field(one_of("in_memory", "in-memory", "24h"), "Not used: prefixes stay while they can."),
+    "prompt_cache_options": Field(open_object(), "Not used: prefixes are found by their tokens."),
     "parallel_tool_calls": Field(flag, "Not used."),
 }
 
+REQUEST_ID = "[A-Za-z0-9_.:-]{1,128}"
 STREAM_OPTIONS = record({
     "include_usage": flag,
-    "continuous_usage_stats": one_of(False),
+    "continuous_usage_stats": flag,
     "include_obfuscation": one_of(False),
 })  # fmt: skip
 
@@ -164,11 +168,23 @@ MILLISECONDS = integer(1, 86_400_000, says="milliseconds from 1 to 86400000")
 COMMON: Final[Fields] = {
     "model": Field(text(), "One of the names under which the model is served; that model, if absent."),
     "stream": Field(flag, "Send the answer in pieces, as server-sent events.", default=False),
-    "stream_options": Field(STREAM_OPTIONS, "With stream only. include_usage: a last event with the usage."),
+    "stream_options": Field(STREAM_OPTIONS,
+        "With stream only. include_usage: a last event with the usage; continuous_usage_stats: usage in all events.",
+    ),
     "logit_bias": Field(_BIAS, "Added to the logits of these tokens, by id."),
     "priority": Field(integer(-INT32, INT32), "Requests with smaller numbers run first.", default=0),
     "timeout_ms": Field(MILLISECONDS, "Ends the answer after so long; refused at once if none could begin by then."),
     "cache_salt": Field(text(512), "Prompts share cached prefixes only with prompts of the same salt."),
+    "request_id": Field(
+        matching(REQUEST_ID, "1 to 128 of the characters A-Za-z0-9_.:-"), "The request's id; goes before x-request-id."
+    ),
+    "stream_interval": Field(integer(1, INT32), "Tokens of a choice that are sent together in streams.", default=1),
+    "truncate_prompt_tokens": Field(
+        either(one_of(-1), integer(1, INT32)), "Cut longer prompts to so many tokens; -1: to what the context holds."
+    ),
+    "truncation_side": Field(one_of("left", "right"), "Which end of the prompt is cut off.", default="left"),
+    "best_of": Field(integer(1, sampling.MAX_CHOICES), "Only as much as n: all choices are told."),
+    "return_prompt_text": Field(flag, "Tell the text that the prompt's tokens stand for (prompt_text).", default=False),
     "return_token_ids": Field(flag, "Tell the ids of the prompt's and the answer's tokens.", default=False),
     "return_tokens_as_token_ids": Field(flag, "Call tokens token_id:N in log-probabilities.", default=False),
 } | SAMPLING  # fmt: skip
@@ -179,9 +195,12 @@ _NEUTRAL: Final[Fields] = {
     "response_format": neutral(record({"type": one_of("text")}, ("type",)), "answers are text."),
     "use_beam_search": neutral(one_of(False), "there is no beam search."),
     "length_penalty": neutral(one_of(1), "it belongs to beam search."),
-    "stream_interval": neutral(one_of(1), "each step's news is sent at once."),
-    "return_prompt_text": neutral(one_of(False), "the prompt's text is not told."),
     "vllm_xargs": neutral(record({}), "there are no plugins."),
+    "mm_processor_kwargs": neutral(record({}), "the model reads text only."),
+    "logprob_token_ids": neutral(list_of(anything, 0, of="ids"), "use logprobs for the likeliest tokens."),
+    "kv_transfer_params": neutral(nothing, "the KV cache stays in this process."),
+    "thinking_token_budget": neutral(nothing, "use max_tokens."),
+    "repetition_detection": neutral(nothing, "use penalties."),
 }
 
 CHAT: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
@@ -194,17 +213,26 @@ CHAT: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
     "add_generation_prompt": Field(flag, "Let the template begin the assistant's turn.", default=True),
     "continue_final_message": Field(flag, "Go on with the last message.", default=False),
     "chat_template_kwargs": Field(open_object(), "Further variables of the model's chat template."),
+    "chat_template": Field(
+        text(MAX_TEMPLATE, 1), "A template in the place of the model's; only with --trust-request-chat-template."
+    ),
+    "documents": Field(
+        list_of(open_object(), 1024, of="documents"), "The variable `documents` of templates that read it."
+    ),
+    "add_special_tokens": Field(flag, "Add what the tokenizer adds to texts; templates write it.", default=False),
+    "echo": Field(flag, "Say the last message again before its continuation, if it is the assistant's.", default=False),
     "tools": neutral(list_of(anything, 0, of="tools"), "tools are not called."),
     "functions": neutral(list_of(anything, 0, of="functions"), "functions are not called."),
     "tool_choice": neutral(one_of("none", "auto"), "tools are not called."),
     "function_call": neutral(one_of("none", "auto"), "functions are not called."),
     "modalities": neutral(one_of(["text"]), "answers are text."),
-    "documents": neutral(list_of(anything, 0, of="documents"), "put documents into messages."),
+    "audio": neutral(nothing, "answers are text."),
+    "prediction": neutral(nothing, "there are no predicted outputs."),
+    "moderation": neutral(nothing, "nothing is moderated."),
+    "web_search_options": neutral(nothing, "nothing is searched for."),
     "reasoning_effort": neutral(one_of("none"), "the model has no effort to set."),
     "verbosity": neutral(one_of("medium"), "the model has no verbosity to set."),
     "include_reasoning": neutral(one_of(True), "what the model says is told."),
-    "echo": neutral(one_of(False), "ask /v1/completions to say the prompt again."),
-    "add_special_tokens": neutral(one_of(False), "the template writes them."),
 }  # fmt: skip
 
 
@@ -222,5 +250,4 @@ COMPLETION: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
     "echo": Field(flag, "Say the prompt again before the answer.", default=False),
     "add_special_tokens": Field(flag, "Begin texts as the model was trained to see them begin.", default=True),
     "suffix": neutral(one_of(""), "nothing can be written before a given end."),
-    "best_of": neutral(one_of(1), "all choices are told: use n."),
 }  # fmt: skip

@@ -25,6 +25,7 @@ from headrace.base.errors import HeadraceError, RequestError
 from headrace.base.log import log
 from headrace.serve.desk import ClientGone, Desk
 from headrace.serve.errors import Problem, is_anthropic, problem_of
+from headrace.serve.fields import REQUEST_ID
 
 MAX_BODY = 32 << 20  # bytes
 MAX_HEAD = 64 << 10  # bytes of request line and headers
@@ -34,7 +35,7 @@ LONG_BODY = 64 << 10  # bytes from which on JSON is decoded and checked off the 
 _T = TypeVar("_T")
 
 LIVE = b'{"status":"ok"}'  # the body of every answer that says no more
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_REQUEST_ID = re.compile(REQUEST_ID)
 _SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -46,6 +47,7 @@ class RequestIds:
     """ASGI middleware: takes ``x-request-id`` if it is harmless, else draws one; says it in every response.
 
     ``request.state`` has `request_id`, whether it was given, and when the request arrived, time.monotonic seconds.
+    The body's ``request_id`` goes before it: see `rename`.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -66,10 +68,15 @@ class RequestIds:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name in names:
-                    headers[name] = request_id
+                    headers[name] = scope["state"]["request_id"]
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def rename(request: Request, request_id: str) -> None:
+    """The client has given this request another id, in its body."""
+    request.state.request_id, request.state.request_id_given = request_id, True
 
 
 async def read_json(request: Request, parse: Callable[[Any], _T], most: int = MAX_BODY) -> _T:

@@ -33,6 +33,10 @@ class TokenNames:
         """The token's own bytes, whether or not they are whole characters."""
         return self._tokenizer.token_bytes(token)
 
+    def of(self, tokens: Sequence[int]) -> str:
+        """The text of them all."""
+        return self._tokenizer.decode(tokens)
+
     def text(self, token: int) -> str:
         """Readable; bytes that are no characters show as U+FFFD."""
         return f"token_id:{token}" if self._as_ids else self.bytes(token).decode("utf-8", "replace")

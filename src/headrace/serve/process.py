@@ -154,6 +154,7 @@ def _app_settings(engine: EngineSettings, settings: ServeSettings) -> AppSetting
         max_body_bytes=settings.max_body_bytes,
         prefix_caching=engine.enable_prefix_caching,
         prefix_cache_per_key=settings.prefix_cache_per_key,
+        trusts_templates=settings.trust_request_chat_template,
         docs=not settings.disable_fastapi_docs,
     )
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.base.errors import RequestError
-from headrace.serve.requests import Limits, check_length
-from headrace.text import normalise_messages
+from headrace.base.errors import BadModelFile, RequestError
+from headrace.serve.errors import shown
+from headrace.serve.requests import Cut, Limits, check_length
+from headrace.text import ChatTemplate, normalise_messages
 
 if TYPE_CHECKING:
-    from headrace.text import ChatTemplate, Tokenizer
+    from headrace.text import Tokenizer
 
 LONG = 8192  # characters from which on work leaves the event loop; below it takes less than about 5 ms
 VALUES_A_TOKEN = 16  # JSON values in messages, for each token that the context holds
@@ -29,13 +30,17 @@ Prompt = str | list[int]
 class Conversation:
     """What a chat template is given. messages: as the client sent them; they are checked where they are rendered.
 
-    template_kwargs: further variables of the template.
+    template_kwargs: further variables of the template; documents: one of its variables, if it reads that.
+    template: its source, when it is not the model's own. add_special_tokens: beside what the template writes.
     """
 
     messages: Sequence[Any]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    documents: Sequence[Any] | None = None
+    template: str | None = None
+    add_special_tokens: bool = False
 
 
 class Prompts:
@@ -46,18 +51,21 @@ class Prompts:
         self._template = template
         self._limits = limits
 
-    async def of_chat(self, conversation: Conversation) -> list[int]:
+    async def of_chat(self, conversation: Conversation, cut: Cut | None = None) -> list[int]:
         """The ids of the rendered conversation. RequestError(param="messages…"), ContextTooLong."""
-        if self._template is None:
+        if self._template is None and conversation.template is None:
             raise RequestError(
                 "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
                 param="messages",
             )
-        return await _off_loop(_is_long(conversation.messages), self._chat, conversation, self._template)
+        long = conversation.template is not None or _is_long([*conversation.messages, conversation.documents])
+        return await _off_loop(long, self._chat, conversation, cut)
 
-    async def of_texts(self, prompts: Sequence[Prompt], add_special_tokens: bool) -> list[list[int]]:
+    async def of_texts(
+        self, prompts: Sequence[Prompt], add_special_tokens: bool, cut: Cut | None = None
+    ) -> list[list[int]]:
         """The ids of each prompt. RequestError(param="prompt"), ContextTooLong."""
-        return await _off_loop(_is_long(prompts), self._texts, prompts, add_special_tokens)
+        return await _off_loop(_is_long(prompts), self._texts, prompts, add_special_tokens, cut)
 
     async def echoes(self, prompts: Sequence[Prompt]) -> list[str]:
         """Each prompt as text, to be said again before its continuation."""
@@ -71,21 +79,34 @@ class Prompts:
         """Bytes of the longest token."""
         return max(len(self._tokenizer.token_bytes(i)) for i in range(self._tokenizer.vocab_size))
 
-    def _chat(self, conversation: Conversation, template: ChatTemplate) -> list[int]:
-        messages = conversation.messages
+    def _template_of(self, conversation: Conversation) -> ChatTemplate:
+        """The request's own template, or the model's."""
+        own = conversation.template
+        try:
+            template = self._template if own is None else ChatTemplate(own, self._tokenizer)
+        except BadModelFile as error:
+            raise RequestError(f"chat_template {shown(error.reason)}.", param="chat_template") from None
+        assert template is not None
+        if conversation.documents and "documents" not in template.source:
+            raise RequestError("documents are not read by this chat template; put them in messages.", param="documents")
+        return template
+
+    def _chat(self, conversation: Conversation, cut: Cut | None) -> list[int]:
+        template, messages = self._template_of(conversation), conversation.messages
         check_length(len(messages), self._limits.max_model_len, "messages", exact=False)
-        self._check_size(self._characters(messages), "messages")
+        self._check_size(self._characters([*messages, conversation.documents]), "messages")
+        documents = {} if conversation.documents is None else {"documents": list(conversation.documents)}
         rendered = template.render(
             normalise_messages(messages),
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
-            **conversation.template_kwargs,
+            **{**conversation.template_kwargs, **documents},
         )
         self._check_size(len(rendered.text), "messages")
-        return self._fits(self._tokenizer.encode_chat(rendered), "messages")
+        return self._fits(self._tokenizer.encode_chat(rendered, conversation.add_special_tokens), "messages", cut)
 
-    def _texts(self, prompts: Sequence[Prompt], add_special_tokens: bool) -> list[list[int]]:
-        return [self._fits(self._ids(prompt, add_special_tokens), "prompt") for prompt in prompts]
+    def _texts(self, prompts: Sequence[Prompt], add_special_tokens: bool, cut: Cut | None) -> list[list[int]]:
+        return [self._fits(self._ids(prompt, add_special_tokens), "prompt", cut) for prompt in prompts]
 
     def _ids(self, prompt: Prompt, add_special_tokens: bool) -> list[int]:
         if not isinstance(prompt, str):
@@ -93,10 +114,12 @@ class Prompts:
         self._check_size(len(prompt), "prompt")
         return _naming("prompt", self._tokenizer.encode, prompt, add_special_tokens)
 
-    def _fits(self, ids: list[int], param: str) -> list[int]:
+    def _fits(self, ids: list[int], param: str, cut: Cut | None) -> list[int]:
         """Whether an answer fits as well is for the engine to say, which knows how long it may be."""
         if not ids:
             raise RequestError(f"{param} is empty: there is no token to begin from.", param=param)
+        if cut is not None:
+            ids = cut.of(ids, self._limits.max_model_len - 1)
         check_length(len(ids), self._limits.max_model_len, param)
         return ids
 

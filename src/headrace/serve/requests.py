@@ -22,7 +22,8 @@ from headrace.serve.errors import shown
 class Limits:
     """What the served model sets. names: under which it is served. defaults: sampling fields from its own file.
 
-    max_new_tokens: of its file, or None. vocab_size: ids that a request may name are 0..vocab_size-1.
+    max_new_tokens: of its file, or None. trusts_templates: requests may bring their own chat templates.
+    vocab_size: ids that a request may name are 0..vocab_size-1.
     """
 
     names: tuple[str, ...]
@@ -31,6 +32,7 @@ class Limits:
     max_logprobs: int = 20
     defaults: Mapping[str, Any] | None = None
     max_new_tokens: int | None = None
+    trusts_templates: bool = False
 
     @property
     def bounds(self) -> f.Bounds:
@@ -39,20 +41,38 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """How longer prompts are cut: to `most` tokens, None for what the context holds; `side`: the end that goes."""
+
+    most: int | None
+    side: str = "left"
+
+    def of(self, ids: list[int], room: int) -> list[int]:
+        """What is left of a prompt."""
+        most = room if self.most is None else self.most
+        return ids if len(ids) <= most else ids[-most:] if self.side == "left" else ids[:most]
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """What both kinds of request have in common. logprobs: alternatives to show a token; None: no logprobs.
 
     prompt_logprobs: the client asked for them by that name. timeout_ms: from the request's arrival; None: no limit.
+    interval: tokens of a choice that are sent together.
     """
 
     params: SamplingParams
     stream: bool
     include_usage: bool
+    usage_always: bool
+    interval: int
+    request_id: str
     logprobs: int | None
     prompt_logprobs: bool
     priority: int
     timeout_ms: int | None
     cache_salt: str
+    prompt_text: bool
     token_ids: bool
     tokens_as_ids: bool
 
@@ -75,12 +95,14 @@ def checked(body: Any, limits: Limits, table: f.Fields) -> dict[str, Any]:
     given = f.check_fields(body, table, limits.bounds)
     if "stream_options" in given and not given.get("stream"):
         raise RequestError("stream_options needs stream: true.", param="stream_options")
+    if "best_of" in given and given["best_of"] != given.get("n", 1):
+        raise RequestError("best_of must equal n: all choices are told, none is picked.", param="best_of")
     return given
 
 
 def asked_of(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, logprobs: int | None) -> Asked:
     """max_tokens: None, as absent: up to the context. More than the context holds is cut to it by the engine."""
-    stream = given.get("stream", False)
+    stream, options = given.get("stream", False), given.get("stream_options", {})
     chosen = {**(limits.defaults or {}), **{name: given[name] for name in f.SAMPLING if name in given}}
     params = _params({**chosen, "max_tokens": max_tokens, "logit_bias": _logit_bias(given.get("logit_bias"))})
     params.logprobs = None if logprobs is None else min(logprobs, limits.vocab_size)
@@ -92,15 +114,27 @@ def asked_of(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, l
     return Asked(
         params=params,
         stream=stream,
-        include_usage=bool(given.get("stream_options", {}).get("include_usage")),
+        include_usage=bool(options.get("include_usage")),
+        usage_always=bool(options.get("continuous_usage_stats")),
+        interval=given.get("stream_interval", 1),
+        request_id=given.get("request_id", ""),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs is not None,
         priority=given.get("priority", 0),
         timeout_ms=given.get("timeout_ms"),
         cache_salt=given.get("cache_salt", ""),
+        prompt_text=given.get("return_prompt_text", False),
         token_ids=given.get("return_token_ids", False),
         tokens_as_ids=given.get("return_tokens_as_token_ids", False),
     )
+
+
+def cut_of(given: Mapping[str, Any]) -> Cut | None:
+    """How the request's prompts are to be cut, if they are."""
+    most = given.get("truncate_prompt_tokens")
+    if most is None and "truncation_side" in given:
+        raise RequestError("truncation_side needs truncate_prompt_tokens.", param="truncation_side")
+    return None if most is None else Cut(None if most == -1 else most, given.get("truncation_side", "left"))
 
 
 _PARAMS = {field.name for field in fields(SamplingParams)}

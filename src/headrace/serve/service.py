@@ -21,7 +21,7 @@ from headrace.serve.answers import Reply, new_id
 from headrace.serve.callers import caller_of
 from headrace.serve.desk import Desk
 from headrace.serve.fields import MILLISECONDS
-from headrace.serve.http import MAX_BODY, EventStream, json_response, read_json
+from headrace.serve.http import MAX_BODY, EventStream, json_response, read_json, rename
 from headrace.serve.metrics import Metrics
 from headrace.serve.news import News
 from headrace.serve.prompts import Prompts
@@ -40,7 +40,7 @@ class AppSettings:
     """names: under which the model is served, the first is the one in answers; none: the reference it was loaded by.
 
     prefix_cache_per_key: callers find only their own prompts in the prefix cache.
-    docs: whether /docs and /openapi.json are there.
+    docs: whether /docs and /openapi.json are there. trusts_templates: requests may bring their own chat templates.
     """
 
     names: tuple[str, ...] = ()
@@ -48,6 +48,7 @@ class AppSettings:
     prefix_caching: bool = True
     prefix_cache_per_key: bool = False
     docs: bool = True
+    trusts_templates: bool = False
 
 
 class Service:
@@ -56,7 +57,7 @@ class Service:
     def __init__(self, engine: EngineClient, settings: AppSettings) -> None:
         self.engine = engine
         self.names = settings.names or (engine.info.name,)
-        self.limits = limits_of(engine, self.names)
+        self.limits = limits_of(engine, self.names, settings)
         self.desk = Desk()
         self.metrics = Metrics(engine, self.names[0], settings.prefix_caching)
         self.prompts = Prompts(engine.tokenizer, engine.template, self.limits)
@@ -78,6 +79,8 @@ class Service:
 
         The engine's ids are unique whatever clients choose.
         """
+        if asked.request_id:
+            rename(request, asked.request_id)
         id = new_id(prefix, request.state.request_id)
         base = new_id(f"{id}-") if request.state.request_id_given else id
         caller = caller_of(request)
@@ -126,7 +129,7 @@ def _deadline(request: Request, timeout_ms: int | None) -> float:
     return request.state.arrived + min(given) / 1000 if given else 0.0
 
 
-def limits_of(engine: EngineClient, names: tuple[str, ...]) -> Limits:
+def limits_of(engine: EngineClient, names: tuple[str, ...], settings: AppSettings) -> Limits:
     """What requests are checked against, the model's own sampling defaults among it."""
     info = engine.info
     defaults, max_new_tokens, refused = generation_defaults(info.generation)
@@ -139,4 +142,5 @@ def limits_of(engine: EngineClient, names: tuple[str, ...]) -> Limits:
         max_logprobs=info.max_logprobs,
         defaults=defaults,
         max_new_tokens=max_new_tokens,
+        trusts_templates=settings.trusts_templates,
     )

@@ -89,6 +89,7 @@ class TextChoice(Struct, frozen=True, kw_only=True):
     seed: int | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
     prompt_logprobs: list[Any] | UnsetType = UNSET
 
 
@@ -108,6 +109,7 @@ class Answer(Struct, Generic[_ChoiceT], frozen=True, kw_only=True):
     system_fingerprint: str
     service_tier: None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
     prompt_logprobs: list[Any] | UnsetType = UNSET
 
 

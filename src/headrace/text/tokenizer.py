@@ -67,8 +67,8 @@ class Tokenizer:
         ids = list(self._pieces(text, self._all if parse_special else self._plain, True))
         return self._with_special(ids) if add_special_tokens else ids
 
-    def encode_chat(self, rendered: Rendered) -> list[int]:
-        """The ids of a rendered chat: control tokens in the template's own spans only, none added.
+    def encode_chat(self, rendered: Rendered, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a rendered chat: control tokens in the template's own spans only; templates write BOS themselves.
 
         White space that a control token swallows is swallowed as in `encode`. Raises RequestError for lone surrogates.
         """
@@ -87,7 +87,7 @@ class Tokenizer:
             piece = text[start:end].lstrip() if swallow else text[start:end]
             piece = piece.rstrip() if following and following.lstrip else piece
             ids.extend(self._pieces(piece, self._plain, start == 0))
-        return ids
+        return self._with_special(ids) if add_special_tokens else ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids beyond the vocabulary nothing."""

@@ -1,0 +1,136 @@
+"""What single fields do: each of these fails if its field is ignored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from fake_engine import FakeEngine
+
+from headrace.serve.app import App
+from headrace.serve.service import AppSettings
+
+pytest_plugins = ["serve_fixtures"]
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HI = [{"role": "user", "content": "hi"}]
+SAYS = "the answer is here"
+
+
+async def asked(client: httpx.AsyncClient, path: str = CHAT, **fields: Any) -> Any:
+    """The decoded answer, or the list of events of a stream."""
+    base: dict[str, Any] = {"messages": HI} if path == CHAT else {"prompt": "a b"}
+    response = await client.post(path, json={**base, **fields})
+    assert response.status_code == 200, response.text
+    if not fields.get("stream"):
+        return response.json()
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def content(events: list[Any]) -> list[str]:
+    return [event["choices"][0]["delta"]["content"] for event in events if event["choices"][0]["delta"].get("content")]
+
+
+async def test_an_interval_joins_tokens_and_loses_none(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    total = len(engine.says)
+    alone = content(await asked(client, stream=True))
+    joined = content(await asked(client, stream=True, stream_interval=4))
+    assert len(alone) == total
+    assert len(joined) == -(-total // 4)
+    assert "".join(joined) == "".join(alone) == SAYS
+    logprobs = await asked(client, stream=True, stream_interval=4, logprobs=True, n=2)
+    tokens = [e["choices"][0]["logprobs"]["content"] for e in logprobs if e["choices"][0].get("logprobs")]
+    assert sum(map(len, tokens)) == 2 * (total + 1)  # the token that ends it too
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_usage_in_every_event(client: httpx.AsyncClient, path: str) -> None:
+    events = await asked(client, path, stream=True, stream_options={"continuous_usage_stats": True})
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[-1] > counts[0]
+    whole = await asked(client, path)
+    assert events[-1]["usage"] == whole["usage"]
+
+
+async def test_the_body_names_the_request(client: httpx.AsyncClient) -> None:
+    response = await client.post(
+        CHAT, json={"messages": HI, "request_id": "mine.1"}, headers={"x-request-id": "another"}
+    )
+    assert response.json()["id"] == "chatcmpl-mine.1"
+    assert response.headers["x-request-id"] == "mine.1"
+
+
+async def test_prompts_are_cut_where_asked(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    ids = list(range(5, 105))
+    for fields, left in (
+        ({"truncate_prompt_tokens": 7}, ids[-7:]),
+        ({"truncate_prompt_tokens": 7, "truncation_side": "right"}, ids[:7]),
+        ({"truncate_prompt_tokens": -1}, ids[-63:]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 0}, ids[-63:]),
+    ):
+        await asked(client, TEXT, prompt=ids, **fields)
+        assert engine.seen[-1].prompt == left
+    await asked(client, TEXT, prompt=ids[:5], truncate_prompt_tokens=7)
+    assert engine.seen[-1].prompt == ids[:5]
+    await asked(client, CHAT, truncate_prompt_tokens=3)
+    assert len(engine.seen[-1].prompt) == 3
+    told = await asked(client, TEXT, prompt="a b c d", truncate_prompt_tokens=2, echo=True, max_tokens=0)
+    assert told["choices"][0]["text"] == engine.tokenizer.decode(engine.seen[-1].prompt) != "a b c d"
+    refused = await client.post(TEXT, json={"prompt": ids})
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_the_prompt_is_told(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    both = {"return_prompt_text": True, "return_token_ids": True}
+    whole = await asked(client, **both)
+    ids, text = engine.seen[-1].prompt, engine.tokenizer.decode(engine.seen[-1].prompt)
+    assert (whole["prompt_text"], whole["prompt_token_ids"]) == (text, ids) and "hi" in text
+    events = await asked(client, stream=True, n=2, **both)
+    assert [event.get("prompt_text") for event in events[:3]] == [text, None, None]
+    assert events[0]["choices"][0]["delta"]["role"] == "assistant"
+    whole = await asked(client, TEXT, **both)
+    assert whole["choices"][0]["prompt_text"] == "a b"
+    events = await asked(client, TEXT, stream=True, **both)
+    told = [event["choices"][0].get("prompt_text") for event in events]
+    assert told[0] == "a b" and set(told[1:]) == {None}
+    assert "prompt_text" not in await asked(client)
+
+
+async def test_the_last_message_is_said_again(client: httpx.AsyncClient) -> None:
+    begun = [*HI, {"role": "assistant", "content": "so: "}]
+    asks = {"messages": begun, "echo": True, "continue_final_message": True}
+    assert (await asked(client, **asks))["choices"][0]["message"]["content"] == "so: " + SAYS
+    assert "".join(content(await asked(client, stream=True, **asks))) == "so: " + SAYS
+    assert (await asked(client, echo=True))["choices"][0]["message"]["content"] == SAYS
+
+
+async def test_special_tokens_are_added_to_a_chat_on_request(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await asked(client)
+    await asked(client, add_special_tokens=True)
+    plain, more = (add.prompt for add in engine.seen)
+    text = engine.tokenizer
+    assert more == text._with_special(plain)
+
+
+async def test_a_template_comes_with_the_request_only_if_trusted(engine: FakeEngine) -> None:
+    app = App(engine, AppSettings(trusts_templates=True))  # type: ignore[arg-type]
+    template = "{% for d in documents %}[{{ d.text }}]{% endfor %}{{ messages[0].content }}!"
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.asgi), base_url="http://test") as client:
+        await asked(client, chat_template=template, documents=[{"text": "a"}, {"text": "b"}])
+        assert engine.tokenizer.decode(engine.seen[-1].prompt) == "[a][b]hi!"
+        for bad in ("{% for %}", "{{ x.y.z() }}", "{{ raise_exception('no') }}", ""):
+            response = await client.post(CHAT, json={"messages": HI, "chat_template": bad})
+            assert response.status_code == 400, bad
+        await asked(client)
+    assert engine.seen[-1].prompt == engine.tokenizer.encode_chat(engine.template.render(HI))  # type: ignore[union-attr]
+
+
+async def test_best_of_as_much_as_n(client: httpx.AsyncClient) -> None:
+    assert len((await asked(client, TEXT, n=3, best_of=3))["choices"]) == 3
+    response = await client.post(TEXT, json={"prompt": "a", "n": 3, "best_of": 1})
+    assert response.json()["error"]["param"] == "best_of"
