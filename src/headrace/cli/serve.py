@@ -32,6 +32,7 @@ SERVE_FLAGS: FlagTable = {  # by field of ServeSettings
     "max_body_bytes": (int, COUNT, "Largest request body."),
     "engine_restarts": (int, {"min": 0}, "Restarts of an engine process that died, within an hour."),
     "engine_timeout": (float, {"min": 0}, "Seconds without a sign of life until a busy engine is ended; 0: never."),
+    "max_connections": (int, COUNT, "Connections that are held at once."),
     "api_key": (
         list[Key],
         KEY,

@@ -19,7 +19,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.base.errors import HeadraceError, RequestError
 from headrace.base.log import log
@@ -28,7 +27,6 @@ from headrace.serve.errors import Problem, is_anthropic, problem_of
 from headrace.serve.fields import REQUEST_ID
 
 MAX_BODY = 32 << 20  # bytes
-MAX_HEAD = 64 << 10  # bytes of request line and headers
 BODY_SECONDS = 60.0  # for a body to arrive whole
 LAST_SECONDS = 0.3  # for the last event to go out when the server is going
 LONG_BODY = 64 << 10  # bytes from which on JSON is decoded and checked off the event loop
@@ -210,36 +208,3 @@ def reported(error: Exception, request_id: str) -> Problem:
     elif problem.status == 500:
         log.error("request %s failed: %s", request_id, problem.message[:500])
     return problem
-
-
-class Protocol11(HttpToolsProtocol):
-    """uvicorn's protocol, with a limit on the request line and headers, which it lacks."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._head_bytes = 0
-
-    def data_received(self, data: bytes) -> None:
-        """Counts what comes while headers are incomplete."""
-        self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head() and self._head_bytes > MAX_HEAD and not self.transport.is_closing():
-            body = Problem(431, "invalid_request_error", f"Headers are larger than {MAX_HEAD} bytes.").json()
-            self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
-                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-            )
-            self.transport.close()
-
-    def on_message_begin(self) -> None:
-        """A new head: what came before does not count."""
-        super().on_message_begin()
-        self._head_done = False
-
-    def on_headers_complete(self) -> None:
-        """The head is over."""
-        self._head_done, self._head_bytes = True, 0
-        super().on_headers_complete()
-
-    def _in_head(self) -> bool:
-        return not getattr(self, "_head_done", False)

@@ -8,29 +8,33 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.base.errors import SettingError
-from headrace.serve.http import Protocol11
+from headrace.serve.protocol import Protocol11
 from headrace.serve.settings import ServeSettings
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed as they reuse it
+OWN_FILES = 128  # that the process opens itself: the engine's socket, model files, logs, with room to spare
 GRACE_SECONDS = 1  # for connections to close once their responses have ended
 
 
 class Listening(uvicorn.Server):
     """uvicorn on that socket, without its signal handlers; `ready` is set when it accepts connections."""
 
-    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None, connections: int) -> None:
+        """connections: most that are held at once."""
         config = uvicorn.Config(
             app,
-            http=Protocol11,
+            http=partial(Protocol11, most=connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -102,6 +106,18 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
         raise SettingError(f"{named} cannot be used: {error}", param=param) from None
     context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
     return context
+
+
+def connections_allowed(most: int) -> int:
+    """How many of `most` connections the system allows, once it allows all that it may: each is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most + OWN_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+            soft = allowed
+    return most if soft == resource.RLIM_INFINITY else max(min(most, soft - OWN_FILES), 1)
 
 
 def is_loopback(host: str) -> bool:

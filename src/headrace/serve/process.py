@@ -27,7 +27,7 @@ from headrace.serve.app import App
 from headrace.serve.errors import GoingAway
 from headrace.serve.front import Cors, Gate, front
 from headrace.serve.keys import KeyRing, key_ring
-from headrace.serve.listening import Listening, bind, cannot_listen, is_loopback, tls_context
+from headrace.serve.listening import Listening, bind, cannot_listen, connections_allowed, is_loopback, tls_context
 from headrace.serve.service import AppSettings
 from headrace.serve.settings import ServeSettings
 from headrace.weights import resolve
@@ -78,7 +78,7 @@ class _Process:
         loop = asyncio.get_running_loop()
         for number, handler in ((signal.SIGTERM, self._terminate), (signal.SIGINT, self._interrupt)):
             loop.add_signal_handler(number, handler)
-        server = Listening(self._app, self._tls)
+        server = Listening(self._app, self._tls, connections_allowed(self._settings.max_connections))
         serving = asyncio.ensure_future(server.serve(sockets=[sock]))
         try:
             await _first(serving, server.ready.wait())

@@ -15,6 +15,7 @@ class ServeSettings:
 
     port: 0 takes a free one.
     served_model_name: names in the API, the first is echoed; none: the reference that the model was loaded by.
+    max_connections: that are held at once; what comes beyond is answered 503.
     shutdown_timeout: seconds that running requests get on SIGTERM.
     engine_restarts: times within an hour that an engine process which died is started again; then the server ends.
     engine_timeout: seconds without a sign of life after which an engine that has work counts as dead; 0: never.
@@ -33,6 +34,7 @@ class ServeSettings:
     served_model_name: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0
     max_body_bytes: int = MAX_BODY
+    max_connections: int = 4096
     engine_restarts: int = 1
     engine_timeout: float = 30.0
     api_key: tuple[Key, ...] = ()
