@@ -112,7 +112,7 @@ async def test_events_come_in_order(client: httpx.AsyncClient) -> None:
         "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.done",
         "content_part.done", "output_item.done", "completed",
     ]  # fmt: skip
-    assert told[2]["item"]["content"] == []
+    assert (told[2]["item"]["content"], told[3]["part"]["text"]) == ([], "")
     assert told[0]["response"]["status"] == "in_progress"
     assert len({event["item_id"] for event in told if "item_id" in event} | {told[2]["item"]["id"]}) == 1
 

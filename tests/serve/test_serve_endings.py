@@ -90,7 +90,10 @@ async def test_a_client_that_leaves_is_aborted(engine: FakeEngine, app: App, pat
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body", "begun"),
-    [("/v1/responses", {"input": "hi"}, "response.output_text.delta")],
+    [
+        ("/v1/responses", {"input": "hi"}, "response.output_text.delta"),
+        ("/v1/messages", {"messages": HI, "max_tokens": 50}, "content_block_delta"),
+    ],
 )
 async def test_of_other_apis_too(
     engine: FakeEngine, app: App, path: str, body: dict[str, Any], begun: str, stream: bool

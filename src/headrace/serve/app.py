@@ -21,12 +21,13 @@ from starlette.types import ASGIApp
 
 from headrace.base.errors import EngineAway, EngineError, RequestError, UnknownModel
 from headrace.base.rules import integer, text
-from headrace.serve import chat, completions, responses
+from headrace.serve import chat, completions, messages, responses
 from headrace.serve.chat import Chat
 from headrace.serve.completions import Completions
 from headrace.serve.desk import ClientGone
 from headrace.serve.errors import shown
 from headrace.serve.http import LIVE, RequestIds, error_response, json_response, reported
+from headrace.serve.messages import Messages
 from headrace.serve.metrics import CONTENT_TYPE
 from headrace.serve.openapi import Operation, document, page, page_policy
 from headrace.serve.responses import Responses
@@ -81,7 +82,7 @@ class App:
     @functools.cached_property
     def table(self) -> Sequence[tuple[str, str, Endpoint, Operation]]:
         """Every route: method, path, what answers it, what it does."""
-        other = Responses(self.service)
+        other, anthropic = Responses(self.service), Messages(self.service)
         docs = (
             ("GET", "/openapi.json", self.openapi, Operation("This documentation, as OpenAPI 3.1.", answer=dict)),
             ("GET", "/docs", self.docs, Operation("This documentation, for people.", media="text/html")),
@@ -92,6 +93,8 @@ class App:
             ("POST", "/v1/responses", other.create, responses.OPERATION),
             ("GET", "/v1/responses/{id:path}", other.missing, responses.MISSING),
             ("DELETE", "/v1/responses/{id:path}", other.missing, responses.MISSING),
+            ("POST", "/v1/messages", anthropic.create, messages.CREATE),
+            ("POST", "/v1/messages/count_tokens", anthropic.count, messages.COUNT),
             ("GET", "/v1/models", self.models, Operation("The names that are served.", answer=ModelList)),
             ("GET", "/v1/models/{id:path}", self.model, _MODEL),
             ("GET", "/health", self.health, _HEALTH),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -138,8 +138,9 @@ class Blocks:
 
     def _begin(self, kind: Kind, name: str = "", call: str = "") -> Iterator[Change]:
         yield from self._end(whole=True)
-        self.all.append(Block(kind, len(self.all), name, call))
-        yield Change(Step.BEGIN, self.all[-1])
+        begun = Block(kind, len(self.all), name, call)
+        self.all.append(replace(begun, said=[], logprobs=[]))
+        yield Change(Step.BEGIN, begun)  # stays empty, whatever comes before it is shown
 
     def _more(self, text: str) -> Change:
         block, logprobs = self.all[-1], []

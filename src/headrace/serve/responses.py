@@ -42,7 +42,7 @@ from headrace.serve.openapi import Operation
 from headrace.serve.requests import Limits, checked
 from headrace.serve.service import Service
 from headrace.serve.shapes import ChatToken
-from headrace.serve.transcript import Transcript, renamed
+from headrace.serve.transcript import PASSED, Transcript, renamed
 from headrace.text.messages import call_arguments
 
 if TYPE_CHECKING:
@@ -52,14 +52,6 @@ MAX_ID = 512  # characters of ids and names that clients send back
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
 _ENCRYPTED = "reasoning.encrypted_content"
-
-# What chat takes under the same name, beyond what OpenAI has here.
-PASSED = (
-    "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens", "skip_special_tokens",
-    "spaces_between_special_tokens", "include_stop_str_in_output", "allowed_token_ids", "bad_words", "logit_bias",
-    "priority", "cache_salt", "return_tokens_as_token_ids", "chat_template_kwargs",
-)  # fmt: skip
 
 _STATUS = one_of("in_progress", "completed", "incomplete")
 _ID = text(MAX_ID)

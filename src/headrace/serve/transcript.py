@@ -13,6 +13,14 @@ from typing import Any
 
 from headrace.base.errors import RequestError
 
+# Fields that chat takes under the same name.
+PASSED = (
+    "model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens", "skip_special_tokens",
+    "spaces_between_special_tokens", "include_stop_str_in_output", "allowed_token_ids", "bad_words", "logit_bias",
+    "priority", "cache_salt", "return_tokens_as_token_ids", "chat_template_kwargs",
+)  # fmt: skip
+
 
 class Transcript:
     """joined: roles whose messages become one when they follow each other."""
