@@ -47,6 +47,7 @@ REFUSED: dict[str, list[Any]] = {
     "bad_words": [[""], [5], "word", ["x"] * 5000, ["x" * 129], ["\udc00"]],
     "structured_outputs": [{"regex": "a"}, "a", True, StructuredOutputs()],
     "bad_token_ids": [[[]], [5], [[VOCAB]], [[-1]], [["a"]], [None], [[True]]],
+    "shown_token_ids": [5, [VOCAB], [-1], ["a"], [True]],
 }  # fmt: skip
 
 LEGAL: dict[str, list[Any]] = {
@@ -70,6 +71,7 @@ LEGAL: dict[str, list[Any]] = {
     "bad_words": [None, [], ["word"], ["x" * 128]],
     "bad_token_ids": [None, [], [[1], [2, 3]]],
     "structured_outputs": [None, StructuredOutputs(json={}), StructuredOutputs(choice=["a"])],
+    "shown_token_ids": [None, [], [0, VOCAB - 1]],
 }
 
 

@@ -27,10 +27,11 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(slots=True)
 class SamplingParams:
-    """How to draw tokens. Names, order, defaults: vLLM's `SamplingParams`; `bad_token_ids` is ours.
+    """How to draw tokens. Names, order, defaults: vLLM's `SamplingParams`; the last two are ours.
 
     stop: strings that end the text. stop_token_ids: ids that end it. max_tokens: None means up to the context.
     logprobs, prompt_logprobs: how many alternatives to report; -1 all of them.
+    shown_token_ids: special tokens that skip_special_tokens does not leave out.
     logit_bias: token id to a value in -100..100. bad_words: strings; bad_token_ids: the id sequences they become.
     structured_outputs: what the whole answer must look like.
     """
@@ -60,6 +61,7 @@ class SamplingParams:
     bad_words: list[str] | None = None
     bad_token_ids: list[list[int]] | None = None
     structured_outputs: StructuredOutputs | None = None
+    shown_token_ids: list[int] | None = None
 
     @property
     def greedy(self) -> bool:
@@ -158,4 +160,5 @@ def rules(vocab_size: int = INT32_MAX, max_logprobs: int = -1) -> dict[str, Rule
             list_of(_token_ids(vocab_size, MAX_STOP_IDS, least=1), MAX_BAD_WORDS, of="lists of token ids")
         ),
         "structured_outputs": nullable(_structured),
+        "shown_token_ids": nullable(_token_ids(vocab_size, MAX_STOP_IDS)),
     }

@@ -105,6 +105,11 @@ class RequestOutput:
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
 
+def detokenizer(tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int]) -> Detokenizer:
+    """For the text of one choice."""
+    return Detokenizer(tokenizer, params.skip_special_tokens, prompt[-8:], params.shown_token_ids or ())
+
+
 class ChoiceText:
     """The text of one choice, as it grows."""
 
@@ -116,7 +121,7 @@ class ChoiceText:
         self.finished = False
         self._detokenizer = None
         if params.detokenize:
-            self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, prompt[-8:])
+            self._detokenizer = detokenizer(tokenizer, params, prompt)
         stops = params.stop_strings
         self._stops = StopStrings(stops, params.include_stop_str_in_output) if stops else None
 

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -234,12 +234,17 @@ def _environment() -> _Sandbox:
 
 
 class Program:
-    """A compiled template. Raises ValueError for source that is not Jinja. May be shared between threads."""
+    """A compiled template. Raises ValueError for source that is not Jinja. May be shared between threads.
+
+    variables: the names that it may read from what it is given.
+    """
 
     def __init__(self, source: str) -> None:
         sandbox = _environment()
         try:
-            tree = _Metered().visit(sandbox.parse(source))
+            tree = sandbox.parse(source)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
+            tree = _Metered().visit(tree)
             tree.set_environment(sandbox)
             code = sandbox.compile(tree)
         except (jinja2.TemplateError, RecursionError) as error:

@@ -6,7 +6,8 @@ they are shown, tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -43,8 +44,49 @@ class CallArguments:
 Piece = Content | Reasoning | CallStart | CallArguments
 
 
+@dataclass(slots=True)
+class Call:
+    """What pieces say of one call. name: "" if it began before them."""
+
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Spoken:
+    """Pieces put together. calls: by their index."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: dict[int, Call] = field(default_factory=dict)
+
+
+def spoken(pieces: Sequence[Piece]) -> Spoken:
+    """All that these pieces say, in time linear in them."""
+    calls: dict[int, Call] = {}
+    arguments: dict[int, list[str]] = {}
+    for piece in pieces:
+        if isinstance(piece, CallStart):
+            calls[piece.index] = Call(piece.name)
+        elif isinstance(piece, CallArguments):
+            calls.setdefault(piece.index, Call())
+            arguments.setdefault(piece.index, []).append(piece.text)
+    for index, texts in arguments.items():
+        calls[index].arguments = "".join(texts)
+    return Spoken(_joined(pieces, Content), _joined(pieces, Reasoning), calls)
+
+
+def _joined(pieces: Sequence[Piece], kind: type[Content] | type[Reasoning]) -> str:
+    return "".join(piece.text for piece in pieces if isinstance(piece, kind))
+
+
 class Reader(Protocol):
-    """Takes one choice's text apart. Whatever is pushed comes out once, in order."""
+    """Takes one choice's text apart. Whatever is pushed comes out once, in order.
+
+    reasoned: characters of the text up to the end of its reasoning.
+    """
+
+    reasoned: int
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that are certain now."""
@@ -55,6 +97,8 @@ class Reader(Protocol):
 
 class Plain:
     """A reader to which everything is content."""
+
+    reasoned = 0
 
     def push(self, text: str) -> list[Piece]:
         """See `Reader`."""

@@ -37,7 +37,7 @@ class StopStrings:
             start, stop = found
             self._buffer, self._given = "", 0
             return buffer[given : start + len(stop) if self._include else start], stop
-        keep = max((_overlap(buffer, stop) for stop in self._stops), default=0)
+        keep = max((overlap(buffer, stop) for stop in self._stops), default=0)
         cut = len(buffer) - keep
         self._buffer = buffer[cut:]
         self._immune = max(0, self._immune - cut)
@@ -59,7 +59,7 @@ class StopStrings:
         return best and best[1:]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a beginning of `stop`, and not all of it."""
     sizes = range(min(len(stop) - 1, len(text)), 0, -1)
     return next((size for size in sizes if text.endswith(stop[:size])), 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any
 
@@ -30,7 +31,7 @@ _RESERVED = frozenset({"messages", "conversation", "tokenize", "chat_template", 
 _LOOKED_FOR = re.compile(
     r"(?:split|startswith|endswith|replace|strip)\(\s*(['\"])(.+?)\1|(['\"])([^'\"]+)\3\s+(?:not\s+)?in\s"
 )
-_PROBE = "headrace probe"
+_PROBE, _PROBE_NAME = "headrace probe", "headrace_probe"
 NO_TEMPLATE = (
     "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if"
     " the tokenizer does not define one."
@@ -40,6 +41,7 @@ NO_TEMPLATE = (
 class ChatTemplate:
     """A model's chat template, bound to the control tokens of its tokenizer. May be shared between threads.
 
+    variables: the names that it may read, such as ``tools`` or ``enable_thinking``.
     Raises BadModelFile for source that is not a Jinja template.
     """
 
@@ -49,6 +51,7 @@ class ChatTemplate:
         except ValueError as error:
             raise BadModelFile("chat template", f"is not a Jinja template: {error}") from error
         self.source = source
+        self.variables = self._program.variables
         self._names = dict(tokenizer.names)
         self._control = tokenizer.control
         looked_for = {match[2] or match[4] for match in _LOOKED_FOR.finditer(source)}
@@ -127,13 +130,20 @@ class ChatTemplate:
         """Whether the template reads content only as a list of parts."""
         return not self._shows(_PROBE) and self._shows([{"type": "text", "text": _PROBE}])
 
-    def _shows(self, content: Any) -> bool:
-        values = {"tools": None, "add_generation_prompt": True, GUARD: ""}
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether a tool that is given to it is in what it renders."""
+        function = {"name": _PROBE_NAME, "description": "", "parameters": {"type": "object", "properties": {}}}
+        content = [{"type": "text", "text": ""}] if self._wants_parts else ""
+        return self._shows(content, _PROBE_NAME, tools=[{"type": "function", "function": function}])
+
+    def _shows(self, content: Any, probe: str = _PROBE, **more: Any) -> bool:
+        values = {"tools": None, "add_generation_prompt": True, GUARD: "", **more}
         try:
             text = self._program.run({**self._names, **values, "messages": [{"role": "user", "content": content}]})
         except RequestError:
             return False
-        return _PROBE in text
+        return probe in text
 
 
 class _Guard:
