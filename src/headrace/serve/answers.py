@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,13 +20,13 @@ from headrace.serve import logprobs as lp
 from headrace.serve.errors import Problem
 from headrace.serve.news import News
 from headrace.serve.requests import Asked
-from headrace.serve.shapes import Answer, ChatChunkChoice, PromptDetails, TextChoice, Usage
+from headrace.serve.shapes import Answer, ChatChunkChoice, CompletionDetails, PromptDetails, TextChoice, Usage
 from headrace.serve.version import version
-from headrace.text.speech import CallStart, Content, Piece, Plain, Reader, Reasoning
+from headrace.text.speech import CallStart, Piece, Plain, Reader
 
 if TYPE_CHECKING:
     from headrace.engine.output import Delta
-    from headrace.text import Tokenizer
+    from headrace.text import Detokenizer, Tokenizer
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -43,23 +43,50 @@ def new_id(prefix: str, request_id: str = "") -> str:
 
 
 class Turn:
-    """One choice's text taken apart as it comes. calls: ids of its calls of tools, for the client to answer by."""
+    """One choice's text taken apart as it comes. calls: ids of its calls of tools, for the client to answer by.
 
-    def __init__(self, reader: Reader | None = None) -> None:
+    new_call: makes such an id. detokenizer: a new one, as made the text; without, nobody counts `reasoning_tokens`.
+    """
+
+    def __init__(
+        self,
+        reader: Reader | None = None,
+        new_call: Callable[[], str] = lambda: new_id("call_"),
+        detokenizer: Callable[[], Detokenizer] | None = None,
+    ) -> None:
         self.calls: list[str] = []
         self._reader = reader or Plain()
+        self._new_call = new_call
+        self._detokenizer = detokenizer
+        self._ids: list[int] = []
 
     def pieces(self, delta: Delta) -> list[Piece]:
         """What is certain after that news; everything once the choice has ended."""
         pieces = self._reader.push(delta.text) if delta.text else []
         if delta.finish_reason is not None:
             pieces += self._reader.finish()
-        self.calls += [new_id("call_") for piece in pieces if isinstance(piece, CallStart)]
+        self.calls += [self._new_call() for piece in pieces if isinstance(piece, CallStart)]
+        if self._detokenizer is not None:
+            self._ids += delta.token_ids
         return pieces
 
     def reason(self, delta: Delta) -> str | None:
         """The finish reason as clients know it."""
         return "tool_calls" if self.calls and delta.finish_reason == "stop" else delta.finish_reason
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens up to the end of the reasoning so far; None for a model that does not reason."""
+        if self._detokenizer is None:
+            return None
+        if not self._reader.reasoned:
+            return 0
+        text, size = self._detokenizer(), 0
+        for count, id in enumerate(self._ids):
+            if size >= self._reader.reasoned:
+                return count
+            size += len(text.push([id]))
+        return len(self._ids)
 
 
 @dataclass(slots=True)
@@ -83,10 +110,6 @@ class Choice:
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = self.turn.reason(delta), delta.stop_reason
 
-    def said(self, kind: type[Content] | type[Reasoning]) -> str:
-        """All pieces of a kind, joined."""
-        return "".join(piece.text for piece in self.pieces if isinstance(piece, kind))
-
 
 class Reply(Protocol):
     """How a request is answered: by `whole` or `events`, once."""
@@ -105,14 +128,17 @@ class Reply(Protocol):
 
 
 class OpenAIReply:
-    """What the answers of chat and completions share."""
+    """What the answers of chat and completions share. turn: makes one for each choice of each prompt."""
 
     whole_object: str
     chunk_object: str
 
-    def __init__(self, id: str, model: str, asked: Asked, news: News, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, id: str, model: str, asked: Asked, news: News, tokenizer: Tokenizer, turn: Callable[[], Turn] = Turn
+    ) -> None:
         self.asked = asked
         self.news = news
+        self.turns = [turn() for _ in range(len(news.streams) * asked.params.n)]
         self.names = lp.TokenNames(tokenizer, asked.tokens_as_ids)
         self._completion_tokens = 0
         self._held: dict[int, Delta] = {}
@@ -123,21 +149,13 @@ class OpenAIReply:
             "system_fingerprint": f"headrace-{version()}",
         }
 
-    def turn(self) -> Turn:
-        """A new one, for one choice."""
-        return Turn()
-
-    def choices(self) -> list[Choice]:
-        """One for each choice of each prompt, empty."""
-        return [Choice(self.turn()) for _ in range(len(self.news.streams) * self.asked.params.n)]
-
     def failed(self, problem: Problem) -> bytes:
         """See `Reply`; no ``[DONE]`` follows it."""
         return event(problem.json())
 
     async def collected(self) -> list[Choice]:
         """All choices, when they have ended."""
-        choices = self.choices()
+        choices = [Choice(turn) for turn in self.turns]
         async for prompt, deltas in self.news:
             for delta in deltas:
                 choices[self.index(prompt, delta)].add(delta)
@@ -153,11 +171,14 @@ class OpenAIReply:
         prompt = sum(len(stream.prompt_token_ids) for stream in self.news.streams)
         cached = sum(stream.cached_tokens for stream in self.news.streams)
         generated = self._completion_tokens
+        reasoned = [turn.reasoning_tokens for turn in self.turns]
+        counts = [count for count in reasoned if count is not None]
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=generated,
             total_tokens=prompt + generated,
             prompt_tokens_details=PromptDetails(cached_tokens=cached),
+            completion_tokens_details=CompletionDetails(reasoning_tokens=sum(counts)) if counts else UNSET,
         )
 
     def answer(self, choices: Any, usage: Usage | UnsetType | None, *, chunk: bool, **more: Any) -> bytes:

@@ -5,7 +5,7 @@ Source: OpenAI's API reference, and vLLM's additions to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.base.errors import RequestError
+from headrace.base.rules import refuse
 from headrace.serve import fields as f
 from headrace.serve import logprobs as lp
 from headrace.serve.answers import Choice, OpenAIReply, Turn, event
@@ -22,15 +23,37 @@ from headrace.serve.openapi import Operation
 from headrace.serve.prompts import Conversation
 from headrace.serve.requests import Asked, Cut, Limits, asked_of, checked, cut_of
 from headrace.serve.service import Service
-from headrace.serve.shapes import Answer, ChatChoice, ChatChunkChoice, ChatLogprobs, Message, MessageDelta
+from headrace.serve.shapes import (
+    Answer,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatLogprobs,
+    FunctionCall,
+    FunctionDelta,
+    Message,
+    MessageDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from headrace.serve.tools import prepare, tool_use
 from headrace.text import normalise_messages
-from headrace.text.speech import Content
+from headrace.text.dialect import Dialect
+from headrace.text.speech import Piece, gathered
 
 if TYPE_CHECKING:
     from headrace.engine.output import Delta
     from headrace.text import Tokenizer
 
-_TEMPLATE_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "self")
+_TEMPLATE_OWN = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "self",
+)
+_SWITCHES = ("enable_thinking", "thinking")  # variables by which templates let the model think, or not
+_NOTHING = MessageDelta()
 
 
 OPERATION = Operation(
@@ -50,6 +73,7 @@ class ChatRequest:
     conversation: Conversation
     cut: Cut | None
     echo: bool
+    include_reasoning: bool
 
 
 class Chat:
@@ -64,10 +88,10 @@ class Chat:
         with service.desk.seat():
             given = await service.read(request, parse_chat)
             ids = await service.prompts.of_chat(given.conversation, given.cut)
+            turn = service.turns(given.conversation, given.asked, ids)
+            shows = service.settings.reasoning_fields if given.include_reasoning else ()
             id, news = await service.submit(request, "chatcmpl-", given.asked, [ids])
-            reply = ChatReply(id, service.names[0], given.asked, news, service.tokenizer)
-            if given.echo:
-                reply.echo = spoken(given.conversation.messages[-1])
+            reply = ChatReply(id, service.names[0], given, news, service.tokenizer, turn, shows)
             return await service.answer(request, reply)
 
 
@@ -87,17 +111,21 @@ def parse_chat(body: Any, limits: Limits) -> ChatRequest:
     begins, continues = given.get("add_generation_prompt"), given.get("continue_final_message", False)
     if continues and begins:
         raise RequestError("continue_final_message needs add_generation_prompt: false.", param="continue_final_message")
+    tools = tool_use(given, limits.dialect)
     conversation = Conversation(
         given["messages"],
+        tools=tools,
         add_generation_prompt=not continues if begins is None else begins,
         continue_final_message=continues,
-        template_kwargs=_template_kwargs(given.get("chat_template_kwargs", {})),
+        template_kwargs=_template_kwargs(given, limits.dialect),
         documents=given.get("documents"),
         template=given.get("chat_template"),
         add_special_tokens=given.get("add_special_tokens", False),
     )
     asked = asked_of(given, limits, most, top if shows else None)
-    return ChatRequest(asked, conversation, cut_of(given), given.get("echo", False))
+    prepare(asked.params, tools, limits.dialect)
+    told = given.get("include_reasoning", True)
+    return ChatRequest(asked, conversation, cut_of(given), given.get("echo", False), told)
 
 
 def spoken(message: Any) -> str:
@@ -106,23 +134,46 @@ def spoken(message: Any) -> str:
     return content if message["role"] == "assistant" else ""
 
 
-def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _template_kwargs(given: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
+    kwargs: dict[str, Any] = given.get("chat_template_kwargs", {})
     for name in _TEMPLATE_OWN:
         if name in kwargs:
             raise RequestError(f"chat_template_kwargs must not set {name}.", param=f"chat_template_kwargs.{name}")
-    return kwargs
+    return {**_effort(given.get("reasoning_effort"), dialect), **kwargs}
+
+
+def _effort(effort: str | None, dialect: Dialect) -> dict[str, Any]:
+    """How the template is told how much to think."""
+    if effort is None:
+        return {}
+    if "reasoning_effort" in dialect.variables:
+        return {"reasoning_effort": effort}
+    if effort == "none":
+        return {name: False for name in _SWITCHES if name in dialect.variables}
+    why = "is not supported by this model: its chat template reads no effort; please leave it out, or give 'none'"
+    refuse("reasoning_effort", why, code="unsupported_parameter")
 
 
 class ChatReply(OpenAIReply):
-    """Answers /v1/chat/completions. echo: is said before each choice."""
+    """Answers /v1/chat/completions. reasoning: the fields that tell it."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, id: str, model: str, asked: Asked, news: News, tokenizer: Tokenizer) -> None:
-        super().__init__(id, model, asked, news, tokenizer)
-        self._turns: dict[int, Turn] = {}
-        self.echo = ""
+    def __init__(
+        self,
+        id: str,
+        model: str,
+        given: ChatRequest,
+        news: News,
+        tokenizer: Tokenizer,
+        turn: Callable[[], Turn],
+        reasoning: Sequence[str],
+    ) -> None:
+        super().__init__(id, model, given.asked, news, tokenizer, turn)
+        self._named = given.conversation.tools.choice == "named"
+        self._reasoning = reasoning
+        self._echo = spoken(given.conversation.messages[-1]) if given.echo else ""
 
     async def whole(self) -> bytes:
         """See `Reply`."""
@@ -144,8 +195,8 @@ class ChatReply(OpenAIReply):
         for i in range(self.asked.params.n):
             choice = ChatChunkChoice(index=i, delta=role)
             yield self._with_prompt(choice) if i == 0 and self.tells_prompt else self.chunk(choice)
-            if self.echo:
-                yield self.chunk(ChatChunkChoice(index=i, delta=MessageDelta(content=self.echo)))
+            if self._echo:
+                yield self.chunk(ChatChunkChoice(index=i, delta=MessageDelta(content=self._echo)))
 
     def _with_prompt(self, choice: ChatChunkChoice) -> bytes:
         usage = None if self.asked.include_usage else UNSET
@@ -154,14 +205,14 @@ class ChatReply(OpenAIReply):
 
     def more(self, index: int, delta: Delta) -> Iterable[bytes]:
         """What is said, then, in an event of its own, the end."""
-        turn = self._turns.setdefault(index, self.turn())
-        pieces = turn.pieces(delta)
-        if pieces or delta.logprobs or (delta.token_ids and self.asked.token_ids):
-            says = MessageDelta(content="".join(piece.text for piece in pieces if isinstance(piece, Content)))
+        turn = self.turns[index]
+        says = self._says(turn.pieces(delta), turn)
+        if says != _NOTHING or delta.logprobs or (delta.token_ids and self.asked.token_ids):
             shown, ids = self._logprobs(delta.logprobs or ()), self.ids(delta.token_ids)
+            says = MessageDelta(content="") if says == _NOTHING else says
             yield self.chunk(ChatChunkChoice(index=index, delta=says, logprobs=shown, token_ids=ids))
         if delta.finish_reason is not None:
-            reason = turn.reason(delta)
+            reason = self._reason(turn.reason(delta))
             ended = ChatChunkChoice(
                 index=index, delta=MessageDelta(), finish_reason=reason, stop_reason=delta.stop_reason
             )
@@ -170,12 +221,45 @@ class ChatReply(OpenAIReply):
     def _choice(self, index: int, choice: Choice) -> ChatChoice:
         return ChatChoice(
             index=index,
-            message=Message(content=self.echo + choice.said(Content)),
+            message=self._message(choice),
             logprobs=self._logprobs(choice.logprobs),
-            finish_reason=choice.finish_reason,
+            finish_reason=self._reason(choice.finish_reason),
             stop_reason=choice.stop_reason,
             token_ids=self.ids(choice.token_ids),
         )
+
+    def _message(self, choice: Choice) -> Message:
+        said, ids = gathered(choice.pieces), choice.turn.calls
+        content = self._echo + said.content
+        calls = [
+            ToolCall(id=id, function=FunctionCall(name=call.name, arguments=call.arguments))
+            for id, call in zip(ids, said.calls.values(), strict=True)
+        ]
+        return Message(
+            content=content if content or not calls else None,
+            tool_calls=calls or UNSET,
+            **self._thought(said.reasoning),
+        )
+
+    def _says(self, pieces: Sequence[Piece], turn: Turn) -> MessageDelta:
+        said = gathered(pieces)
+        calls = [
+            ToolCallDelta(
+                index=index,
+                id=turn.calls[index] if call.name else UNSET,
+                type="function" if call.name else UNSET,
+                function=FunctionDelta(name=call.name or UNSET, arguments=call.arguments),
+            )
+            for index, call in said.calls.items()
+        ]
+        return MessageDelta(content=said.content or UNSET, tool_calls=calls or UNSET, **self._thought(said.reasoning))
+
+    def _thought(self, text: str) -> dict[str, Any]:
+        return dict.fromkeys(self._reasoning, text) if text else {}
+
+    def _reason(self, reason: str | None) -> str | None:
+        """A call of the tool that the client named is no choice of the model's: OpenAI says "stop" then."""
+        return "stop" if self._named and reason == "tool_calls" else reason
 
     def _logprobs(self, steps: Sequence[Any]) -> ChatLogprobs | None:
         return None if self.asked.logprobs is None else lp.chat_logprobs(steps, self.names, self.asked.logprobs)

@@ -38,11 +38,13 @@ from headrace.base.rules import (
     unknown,
 )
 from headrace.core import sampling
+from headrace.serve.tools import TOOL_CHOICE, TOOLS
 
 INT32 = 2**31 - 1
 MAX_HINT = 4096  # characters of what is checked and dropped
 MAX_ITEMS = 1 << 20
 MAX_TEMPLATE = 1 << 17  # characters
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class Bounds(NamedTuple):
@@ -149,7 +151,6 @@ HINTS: Final[Fields] = {
     "session_id": Field(text(MAX_HINT), "Not used: prefixes are found by their tokens."),
     "prompt_cache_retention": Field(one_of("in_memory", "in-memory", "24h"), "Not used: prefixes stay while they can."),
     "prompt_cache_options": Field(open_object(), "Not used: prefixes are found by their tokens."),
-    "parallel_tool_calls": Field(flag, "Not used."),
 }
 
 REQUEST_ID = "[A-Za-z0-9_.:-]{1,128}"
@@ -221,18 +222,19 @@ CHAT: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
     ),
     "add_special_tokens": Field(flag, "Add what the tokenizer adds to texts; templates write it.", default=False),
     "echo": Field(flag, "Say the last message again before its continuation, if it is the assistant's.", default=False),
-    "tools": neutral(list_of(anything, 0, of="tools"), "tools are not called."),
-    "functions": neutral(list_of(anything, 0, of="functions"), "functions are not called."),
-    "tool_choice": neutral(one_of("none", "auto"), "tools are not called."),
-    "function_call": neutral(one_of("none", "auto"), "functions are not called."),
+    "tools": Field(TOOLS, "Functions that the model may call."),
+    "tool_choice": Field(TOOL_CHOICE, "auto, the default with tools: as the model likes; required: some; or this one."),
+    "parallel_tool_calls": Field(flag, "One answer may hold several calls.", default=True),
+    "functions": neutral(list_of(anything, 0, of="functions"), "use tools."),
+    "function_call": neutral(one_of("none", "auto"), "use tools and tool_choice."),
     "modalities": neutral(one_of(["text"]), "answers are text."),
     "audio": neutral(nothing, "answers are text."),
     "prediction": neutral(nothing, "there are no predicted outputs."),
     "moderation": neutral(nothing, "nothing is moderated."),
     "web_search_options": neutral(nothing, "nothing is searched for."),
-    "reasoning_effort": neutral(one_of("none"), "the model has no effort to set."),
+    "reasoning_effort": Field(one_of(*EFFORTS), "How much to think, for templates that read it; none: not at all."),
     "verbosity": neutral(one_of("medium"), "the model has no verbosity to set."),
-    "include_reasoning": neutral(one_of(True), "what the model says is told."),
+    "include_reasoning": Field(flag, "Tell what the model thought before it answered.", default=True),
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from headrace.base.errors import BadModelFile, RequestError
 from headrace.serve.errors import shown
 from headrace.serve.requests import Cut, Limits, check_length
+from headrace.serve.tools import NO_TOOLS, ToolUse
 from headrace.text import ChatTemplate, normalise_messages
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Conversation:
     """
 
     messages: Sequence[Any]
+    tools: ToolUse = NO_TOOLS
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -58,8 +60,9 @@ class Prompts:
                 "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
                 param="messages",
             )
-        long = conversation.template is not None or _is_long([*conversation.messages, conversation.documents])
-        return await _off_loop(long, self._chat, conversation, cut)
+        given = [*conversation.messages, *conversation.tools.shown, conversation.documents]
+        long = conversation.template is not None or _is_long(given)
+        return await _off_loop(long, self._chat, conversation, cut, given)
 
     async def of_texts(
         self, prompts: Sequence[Prompt], add_special_tokens: bool, cut: Cut | None = None
@@ -91,13 +94,15 @@ class Prompts:
             raise RequestError("documents are not read by this chat template; put them in messages.", param="documents")
         return template
 
-    def _chat(self, conversation: Conversation, cut: Cut | None) -> list[int]:
+    def _chat(self, conversation: Conversation, cut: Cut | None, given: Sequence[Any]) -> list[int]:
+        """given: all of the client's that the template gets."""
         template, messages = self._template_of(conversation), conversation.messages
         check_length(len(messages), self._limits.max_model_len, "messages", exact=False)
-        self._check_size(self._characters([*messages, conversation.documents]), "messages")
+        self._check_size(self._characters(given), "messages")
         documents = {} if conversation.documents is None else {"documents": list(conversation.documents)}
         rendered = template.render(
             normalise_messages(messages),
+            tools=conversation.tools.shown,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             **{**conversation.template_kwargs, **documents},

@@ -16,6 +16,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine.requests import own_defaults
 from headrace.serve import fields as f
 from headrace.serve.errors import shown
+from headrace.text.dialect import PLAIN, Dialect
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Limits:
     """What the served model sets. names: under which it is served. defaults: sampling fields from its own file.
 
     max_new_tokens: of its file, or None. trusts_templates: requests may bring their own chat templates.
-    vocab_size: ids that a request may name are 0..vocab_size-1.
+    vocab_size: ids that a request may name are 0..vocab_size-1. dialect: how it writes calls and reasoning.
     """
 
     names: tuple[str, ...]
@@ -33,6 +34,7 @@ class Limits:
     defaults: Mapping[str, Any] | None = None
     max_new_tokens: int | None = None
     trusts_templates: bool = False
+    dialect: Dialect = PLAIN
 
     @property
     def bounds(self) -> f.Bounds:

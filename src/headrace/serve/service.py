@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,15 +18,17 @@ from starlette.responses import Response
 
 from headrace.base.log import log
 from headrace.engine.messages import Terms
-from headrace.serve.answers import Reply, new_id
+from headrace.engine.output import detokenizer
+from headrace.serve.answers import Reply, Turn, new_id
 from headrace.serve.callers import caller_of
 from headrace.serve.desk import Desk
 from headrace.serve.fields import MILLISECONDS
 from headrace.serve.http import MAX_BODY, EventStream, json_response, read_json, rename
 from headrace.serve.metrics import Metrics
 from headrace.serve.news import News
-from headrace.serve.prompts import Prompts
+from headrace.serve.prompts import Conversation, Prompts
 from headrace.serve.requests import Asked, Limits, generation_defaults
+from headrace.text.dialect import dialect_of
 
 if TYPE_CHECKING:
     from headrace.engine.client import EngineClient, Stream
@@ -41,6 +44,7 @@ class AppSettings:
 
     prefix_cache_per_key: callers find only their own prompts in the prefix cache.
     docs: whether /docs and /openapi.json are there. trusts_templates: requests may bring their own chat templates.
+    reasoning_fields: names under which chat tells what the model thought.
     """
 
     names: tuple[str, ...] = ()
@@ -49,6 +53,7 @@ class AppSettings:
     prefix_cache_per_key: bool = False
     docs: bool = True
     trusts_templates: bool = False
+    reasoning_fields: tuple[str, ...] = ("reasoning",)
 
 
 class Service:
@@ -107,6 +112,21 @@ class Service:
             raise
         return id, News(streams, self.metrics)
 
+    def turns(self, conversation: Conversation, asked: Asked, prompt: Sequence[int]) -> Callable[[], Turn]:
+        """Makes what takes a choice's text apart. prompt: the rendered conversation's ids."""
+        dialect, tokenizer = self.limits.dialect, self.tokenizer
+        names, opened = conversation.tools.names, dialect.opened_by(prompt, tokenizer)
+        size = dialect.calls.id_size if dialect.calls else 0
+
+        def turn() -> Turn:
+            return Turn(
+                dialect.reader(names, opened),
+                lambda: secrets.token_hex(size)[:size] if size else new_id("call_"),
+                (lambda: detokenizer(tokenizer, asked.params, prompt)) if dialect.thinking else None,
+            )
+
+        return turn
+
     async def answer(self, request: Request, reply: Reply) -> Response:
         """The response: a stream of events or one body, as was asked."""
         if reply.asked.stream:
@@ -143,4 +163,5 @@ def limits_of(engine: EngineClient, names: tuple[str, ...], settings: AppSetting
         defaults=defaults,
         max_new_tokens=max_new_tokens,
         trusts_templates=settings.trusts_templates,
+        dialect=dialect_of(engine.template, engine.tokenizer),
     )

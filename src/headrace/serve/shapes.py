@@ -16,11 +16,16 @@ class PromptDetails(Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
+class CompletionDetails(Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class Alternative(Struct, frozen=True, kw_only=True):
@@ -40,10 +45,28 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class FunctionCall(Struct, frozen=True, kw_only=True):
+    """arguments: JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
 class Message(Struct, frozen=True, kw_only=True):
+    """content: null when there are calls only. Reasoning has the name that the server's settings give it."""
+
     role: str = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -55,9 +78,28 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
+class FunctionDelta(Struct, frozen=True, kw_only=True):
+    """arguments: more of the JSON text."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(Struct, frozen=True, kw_only=True):
+    """id, type and name come once, first."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class MessageDelta(Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True, kw_only=True):

@@ -61,7 +61,7 @@ class Spoken:
     calls: dict[int, Call] = field(default_factory=dict)
 
 
-def spoken(pieces: Sequence[Piece]) -> Spoken:
+def gathered(pieces: Sequence[Piece]) -> Spoken:
     """All that these pieces say, in time linear in them."""
     calls: dict[int, Call] = {}
     arguments: dict[int, list[str]] = {}
