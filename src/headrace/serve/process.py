@@ -135,8 +135,8 @@ class _Process:
         if not engine.stopped.is_set():
             app.desk.closing = True
             log.info("shutting down; requests open: %d", app.desk.open)
-            drained = asyncio.wait_for(app.desk.idle.wait(), self._settings.shutdown_timeout)
-            await _first(drained, self._hurry.wait(), engine.stopped.wait())
+            left = self._settings.shutdown_timeout
+            await _first(app.desk.idle.wait(), self._hurry.wait(), engine.stopped.wait(), within=left)
         died = engine.stopped.is_set()
         if died:
             log.error("the engine process died; requests open: %d", app.desk.open)
@@ -159,10 +159,10 @@ def _app_settings(engine: EngineSettings, settings: ServeSettings) -> AppSetting
     )
 
 
-async def _first(*work: Any) -> None:
-    """Waits for the first; cancels the rest, other than futures that were given as such."""
+async def _first(*work: Any, within: float | None = None) -> None:
+    """Waits for the first, so many seconds; cancels the rest, other than futures that were given as such."""
     tasks = [asyncio.ensure_future(one) for one in work]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED)
     for task, one in zip(tasks, work, strict=True):
         if task is not one and not task.done():
             task.cancel()
