@@ -96,11 +96,13 @@ class Outcome:
     """What a step yielded.
 
     tokens: a list for each of the batch's items, in order: new tokens of a sampling item (drafts accepted and the one
-    after them), [] for others. errors: by sequence id, why that sequence cannot go on.
+    after them), [] for others. errors: by sequence id, why that sequence cannot go on. stopped:
+    ids of sequences that end with these tokens, as no other may follow; only they may have sampled none.
     """
 
     tokens: list[list[int]]
     errors: dict[int, str] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
 
 
 Pace = Callable[[list[Scheduled], int], int]
@@ -203,7 +205,7 @@ class Scheduler:
         self._open = None
         size = self.limits.page_size
         slow = not self.limits.kv_cache
-        errors = outcome.errors
+        errors, stopped = outcome.errors, outcome.stopped
         ended: list[Sequence] = []
         for item, new in zip(batch.items, outcome.tokens, strict=True):
             sequence = item.sequence
@@ -221,7 +223,10 @@ class Scheduler:
                 stops = token in sequence.stop_ids or len(tokens) >= sequence.max_len
                 finish = sequence.ended_by(token) if stops else None
             else:
+                assert new or not item.sample or sequence.id in stopped, "a sampling item yielded no token"
                 finish = self._accept(sequence, item, new)
+            if stopped and sequence.id in stopped and (finish is None or finish.reason == "length"):
+                finish = Finish("stop")
             if sequence.computed // size > sequence.hashed:
                 self._publish(sequence)
             if finish is not None:
@@ -447,7 +452,6 @@ class Scheduler:
         if not item.sample:
             done = sequence.computed == len(sequence.tokens)
             return Finish("length") if done else None
-        assert new, "a sampling item yielded no token"
         finish = None
         for token in new:
             sequence.tokens.append(token)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from headrace.core.sampling import SamplingParams
 
@@ -30,6 +30,28 @@ class Finish:
     message: str | None = None
 
 
+class Constraint(Protocol):
+    """Which tokens may come next in a sequence: `text.grammar` has one, and says what is meant."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sequence may end here."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it can only end here."""
+
+    @property
+    def error(self) -> str | None:
+        """Why it can go on no more."""
+
+    def mask(self, row: Any) -> bool:
+        """Write what may come next, one bit for each id, into an int32 array; False on an error."""
+
+    def accept(self, token: int) -> bool:
+        """Take in a token that the mask allowed; False on an error."""
+
+
 class Sequence:
     """Tokens of one choice, and how far the model has come with them.
 
@@ -41,6 +63,7 @@ class Sequence:
     max_len: hard cap of len(tokens); never more than the prompt and `max_tokens`; the scheduler lowers it to what fits.
     pages: page p holds positions 32p..32p+31. Entries change only together with `moves`, else the list just grows.
     cached: prompt tokens found in the prefix cache at the first admission. salt: keeps tenants' pages apart.
+    constraint: what the tokens drawn must look like; it has taken in those that are there.
     priority: smaller first. wants_prompt_logprobs: needs every row's logits, so takes nothing from the prefix cache.
     """
 
@@ -49,6 +72,7 @@ class Sequence:
         "chain",
         "choice",
         "computed",
+        "constraint",
         "finish",
         "hashed",
         "id",
@@ -90,7 +114,7 @@ class Sequence:
         self.seed = seed
         self.tokens = list(tokens)
         self.prompt_len = len(self.tokens)
-        self.stop_ids = frozenset(() if params.ignore_eos else stop_ids) | frozenset(params.stop_token_ids or ())
+        self.stop_ids = stop_ids_of(params, stop_ids)
         self.max_len = min(_cap(self.prompt_len, params.max_tokens), sys.maxsize if max_len is None else max_len)
         self.salt = salt
         self.priority = priority
@@ -100,6 +124,7 @@ class Sequence:
         self.pages: list[int] = []
         self.moves = 0
         self.cached = 0
+        self.constraint: Constraint | None = None
         self.preemptions = 0
         self.finish: Finish | None = None
         # The scheduler's own: place in line, hash chain of full pages, how many of them were offered to the index.
@@ -126,6 +151,11 @@ class Sequence:
         if token in self.stop_ids and self.generated > self.params.min_tokens:
             return Finish("stop", token if token in (self.params.stop_token_ids or ()) else None)
         return Finish("length") if len(self.tokens) >= self.max_len else None
+
+
+def stop_ids_of(params: SamplingParams, model: Iterable[int]) -> frozenset[int]:
+    """Ids that end a sequence: the model's, unless they are to be ignored, and the request's."""
+    return frozenset(() if params.ignore_eos else model) | frozenset(params.stop_token_ids or ())
 
 
 def _cap(prompt: int, max_tokens: int | None) -> int:

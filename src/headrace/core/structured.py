@@ -33,6 +33,11 @@ class StructuredOutputs:
     grammar: str | None = None
     json_object: bool | None = None
 
+    @property
+    def kind(self) -> str:
+        """Which of them is set."""
+        return next((name for name in KINDS if getattr(self, name) is not None), "")
+
     def validate(self) -> None:
         """RequestError unless exactly one is set, to a value of its type and of a bearable size."""
         structured.check(FIELD, {name: getattr(self, name) for name in KINDS})

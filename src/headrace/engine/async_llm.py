@@ -56,7 +56,8 @@ class AsyncLLM:
         if ids is None:
             ids = self.client.tokenizer.encode(text or "")
         name = request_id or uuid.uuid4().hex
-        stream = self.client.submit(ids, sampling_params, request_id=name)
+        grammar = await self.client.grammar(sampling_params)
+        stream = self.client.submit(ids, sampling_params, request_id=name, grammar=grammar)
         self._streams[name] = stream
         out = RequestOutput(name, text, ids, [CompletionOutput(i) for i in range(sampling_params.n)], stream.seed)
         stream.accounted, out.metrics = True, stream.metrics

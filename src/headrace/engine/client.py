@@ -17,6 +17,7 @@ from headrace.base.errors import EngineAway, EngineError, HeadraceError, Request
 from headrace.base.log import log
 from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
+from headrace.engine.grammars import Checker
 from headrace.engine.link import Link, Watch
 from headrace.engine.loading import TextSide, find, open_text
 from headrace.engine.messages import (
@@ -35,11 +36,13 @@ from headrace.engine.messages import (
     ToEngine,
     TraceReply,
     Update,
+    Words,
 )
 from headrace.engine.output import ChoiceText, Delta, Logprobs, RequestMetrics, readable_prompt
 from headrace.engine.queue import Queue, Room, Seat
 from headrace.engine.requests import checked
 from headrace.engine.wire import Start
+from headrace.text.grammar import Grammar
 from headrace.weights import open_checkpoint
 
 
@@ -191,6 +194,8 @@ class EngineClient:
         self._past: Stats | None = None  # what the engines before this one have counted
         self._tickets: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}
         self._ticket = 0
+        self._checker = Checker(text.tokenizer, info.vocab_size)
+        self._taught = False  # whether this engine knows the vocabulary
         self._life: asyncio.Task[None]
 
     @classmethod
@@ -209,6 +214,12 @@ class EngineClient:
         client._life = asyncio.create_task(client._live())
         return client
 
+    async def grammar(self, params: SamplingParams) -> Grammar | None:
+        """What `submit` needs of a request with structured outputs; RequestError if they cannot be enforced."""
+        if params.structured_outputs is None:
+            return None
+        return await self._checker.grammar(params.structured_outputs)
+
     def submit(
         self,
         prompt_ids: list[int],
@@ -217,8 +228,9 @@ class EngineClient:
         request_id: str,
         terms: Terms = NO_TERMS,
         room: Room | None = None,
+        grammar: Grammar | None = None,
     ) -> Stream:
-        """A request on its way. room: of the queue, if it was asked for there already.
+        """A request on its way. room: of the queue, if it was asked for there already. grammar: if it was made already.
 
         RequestError at once for what can be known here, CapacityError when the queue is full or the deadline cannot be
         met, DeadlinePassed after it, EngineError without an engine.
@@ -226,12 +238,17 @@ class EngineClient:
         self._check_alive()
         if request_id in self._streams:
             raise RequestError(f"request id {request_id!r} is in use", param="request_id")
-        request = checked(prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms)
+        request = checked(
+            prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms, grammar=grammar
+        )
         count, tokens = request.params.n, len(request.prompt)
         if terms.deadline:
             self.queue.check_deadline(terms, tokens, (s.seat for s in self._streams.values()), self._stats)
         with nullcontext(room) if room is not None else self.queue.room(count, count * tokens) as held:
             stream = self._streams[request_id] = Stream(self, request, held.seat(terms, count, tokens))
+        if request.grammar is not None and not self._taught:
+            self.send(Words(self._checker.vocabulary))
+            self._taught = True
         self.send(request)
         return stream
 
@@ -260,6 +277,7 @@ class EngineClient:
             self._life.cancel()
         await asyncio.wait((self._life,), timeout=timeout)
         await self._link.close(timeout)
+        self._checker.close()
         with contextlib.suppress(asyncio.CancelledError):
             await self._life
 
@@ -302,7 +320,7 @@ class EngineClient:
         except BaseException:
             self._link.kill()
             raise
-        self.alive = True
+        self.alive, self._taught = True, False
         log.warning("the engine is back after %.1f s", time.monotonic() - begun)
 
     async def _cause(self) -> str:

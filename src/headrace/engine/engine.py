@@ -23,6 +23,7 @@ from headrace.program.cost import work
 from headrace.runtime.load import LoadedModel
 from headrace.runtime.runner import Runner, StepResult, TokenLogprobs
 from headrace.runtime.times import Pace, StepTimes
+from headrace.text.grammar import Constraint
 
 _EVERY = 32  # steps after which the rates that are told are looked at again
 _REMEMBERED = 16384  # sequences whose request the trace can still name
@@ -72,11 +73,18 @@ class Engine:
         """Whether `step` has something to do."""
         return self.scheduler.has_work
 
-    def add(self, request: Add) -> None:
-        """Queue a request's sequences; RequestError if they can never run. The parameters have been checked."""
+    def add(self, request: Add, constraint: Constraint | None = None) -> None:
+        """Queue a request's sequences; RequestError if they can never run. The parameters have been checked.
+
+        constraint: of the request's grammar.
+        """
+        assert (constraint is None) == (request.grammar is None)
         if request.request_id in self._requests:
             raise EngineError(f"request id {request.request_id!r} is in use")
         sequences = [self._sequence(request, choice) for choice in range(request.params.n)]
+        if constraint is not None:
+            for sequence in sequences:
+                sequence.constraint = constraint.copy()
         added: list[Sequence] = []
         try:
             for sequence in sequences:

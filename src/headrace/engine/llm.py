@@ -7,6 +7,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,11 +18,13 @@ from headrace.base.errors import RequestError
 from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
 from headrace.engine.engine import Engine
+from headrace.engine.grammars import compiled
 from headrace.engine.loading import load
 from headrace.engine.messages import NO_TERMS, Add, ModelInfo, Terms, Update
 from headrace.engine.output import ChoiceText, CompletionOutput, RequestMetrics, RequestOutput, readable_prompt
 from headrace.engine.requests import checked, own_defaults
 from headrace.text import Tokenizer, normalise_messages
+from headrace.text.grammar import Grammars, Vocabulary
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -54,6 +57,10 @@ class LLM:
     def info(self) -> ModelInfo:
         """What was loaded: sizes, context, instruction set."""
         return self._engine.info
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(Vocabulary.of(self._tokenizer, self.info.vocab_size))
 
     @property
     def engine(self) -> Engine:
@@ -164,7 +171,7 @@ class LLM:
         }
         try:
             for call in calls:
-                self._engine.add(call)
+                self._engine.add(call, None if call.grammar is None else compiled(self._grammars, call))
             with _progress(len(calls), show) as advance:
                 for _ in self._drive(answers):
                     advance()

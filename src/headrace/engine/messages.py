@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.core.sampling import SamplingParams
+from headrace.text.grammar import Grammar, Vocabulary
 
 # A token's log-probabilities on the wire: token, log-probability, rank, ((id, log-probability), ...).
 WireLogprobs = tuple[int, float, int, tuple[tuple[int, float], ...]]
@@ -34,7 +35,10 @@ NO_TERMS = Terms()
 
 
 class Add(msgspec.Struct, tag=True, frozen=True):
-    """A checked request: `params.n` sequences. stop_ids: the model's own. arrival: time.monotonic seconds."""
+    """A checked request: `params.n` sequences. stop_ids: the model's own. arrival: time.monotonic seconds.
+
+    grammar: what `params.structured_outputs` asked for; `Words` must have come before.
+    """
 
     request_id: str
     prompt: list[int]
@@ -43,6 +47,13 @@ class Add(msgspec.Struct, tag=True, frozen=True):
     stop_ids: list[int]
     terms: Terms = NO_TERMS
     arrival: float = 0.0
+    grammar: Grammar | None = None
+
+
+class Words(msgspec.Struct, tag=True, frozen=True):
+    """The bytes of the tokens, for grammars."""
+
+    vocabulary: Vocabulary
 
 
 class Abort(msgspec.Struct, tag=True, frozen=True):
@@ -237,5 +248,5 @@ class TraceReply(msgspec.Struct, tag=True, frozen=True):
     records: list[dict[str, Any]]
 
 
-ToEngine = Add | Abort | Stopped | AskTrace | Quit
+ToEngine = Add | Words | Abort | Stopped | AskTrace | Quit
 FromEngine = Ready | Failed | Refused | News | TraceReply

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.core.sampling import SamplingParams
+from headrace.core.sequence import stop_ids_of
 from headrace.engine.messages import Account, Update, WireLogprobs
 from headrace.text import Detokenizer, StopStrings, Tokenizer
 
@@ -119,6 +120,7 @@ class ChoiceText:
         self._index = index
         self._count = 0
         self.finished = False
+        self._ends = stop_ids_of(params, tokenizer.stop_ids)
         self._detokenizer = None
         if params.detokenize:
             self._detokenizer = detokenizer(tokenizer, params, prompt)
@@ -143,7 +145,8 @@ class ChoiceText:
         if self._detokenizer is None:
             return "", None
         tokens = update.tokens
-        if update.reason == "stop" and tokens and not self._params.include_stop_str_in_output:
+        stopped = update.reason == "stop" and bool(tokens) and tokens[-1] in self._ends  # a grammar ends without one
+        if stopped and not self._params.include_stop_str_in_output:
             tokens = tokens[:-1]  # the stop token itself is not part of the answer
         self._count += len(tokens)
         text = self._detokenizer.push(tokens)

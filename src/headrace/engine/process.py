@@ -18,6 +18,7 @@ import msgspec
 from headrace.base.errors import EngineError, HeadraceError, RequestError
 from headrace.base.log import log, to_stderr
 from headrace.engine.engine import Engine
+from headrace.engine.grammars import Compiled, Compiler
 from headrace.engine.loading import load_engine
 from headrace.engine.messages import (
     Abort,
@@ -32,8 +33,10 @@ from headrace.engine.messages import (
     Stopped,
     TraceReply,
     Update,
+    Words,
 )
 from headrace.engine.wire import Inbox, described, send
+from headrace.text.grammar import Constraint
 from headrace.weights import open_checkpoint
 
 
@@ -45,9 +48,13 @@ class Server:
         self._sock = sock
         self._inbox = inbox
         self._encoder = msgspec.msgpack.Encoder()
+        self._compiler = Compiler(inbox.put)
+        self._held: dict[str, Add] = {}  # requests whose grammar is being compiled
         self._acts: dict[type, Callable[[Any], list[Update] | None]] = {
             Add: self._add,
-            Abort: lambda m: self._engine.abort(m.request_id),
+            Words: lambda m: self._compiler.learn(m.vocabulary),
+            Compiled: self._compiled,
+            Abort: self._abort,
             Stopped: lambda m: self._engine.stopped(m.request_id, m.choice, m.stop),
             AskTrace: lambda m: self.send(TraceReply(m.ticket, self._engine.records(m.last))),
         }
@@ -73,12 +80,35 @@ class Server:
                 self.send(News(updates, engine.stats(), began))
 
     def _add(self, request: Add) -> None:
+        if request.grammar is None:
+            self._take(request)
+        else:
+            self._held[request.request_id] = request
+            self._compiler.submit(request)
+
+    def _compiled(self, compiled: Compiled) -> None:
+        request = compiled.request
+        if self._held.get(request.request_id) is not request:
+            return  # given up meanwhile
+        del self._held[request.request_id]
+        if compiled.error is not None:
+            self._refuse(request, compiled.error)
+        else:
+            self._take(request, compiled.constraint)
+
+    def _take(self, request: Add, constraint: Constraint | None = None) -> None:
         try:
-            self._engine.add(request)
-        except RequestError as error:
-            self.send(Refused(request.request_id, str(error), error.param, error.code))
-        except EngineError as error:
-            self.send(Refused(request.request_id, str(error), None, None))
+            self._engine.add(request, constraint)
+        except (RequestError, EngineError) as error:
+            self._refuse(request, error)
+
+    def _refuse(self, request: Add, error: HeadraceError) -> None:
+        param, code = (error.param, error.code) if isinstance(error, RequestError) else (None, None)
+        self.send(Refused(request.request_id, str(error), param, code))
+
+    def _abort(self, message: Abort) -> list[Update]:
+        self._held.pop(message.request_id, None)
+        return self._engine.abort(message.request_id)
 
 
 def main(fd: int) -> int:

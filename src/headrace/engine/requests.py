@@ -13,6 +13,7 @@ from headrace.base.errors import ContextTooLong, RequestError
 from headrace.core.sampling import SamplingParams
 from headrace.engine.messages import NO_TERMS, Add, ModelInfo, Terms
 from headrace.text import Tokenizer
+from headrace.text.grammar import Grammar, source
 
 
 def checked(
@@ -23,8 +24,12 @@ def checked(
     *,
     request_id: str,
     terms: Terms = NO_TERMS,
+    grammar: Grammar | None = None,
 ) -> Add:
-    """The request as the engine takes it; RequestError (ContextTooLong) names what to change."""
+    """The request as the engine takes it; RequestError (ContextTooLong) names what to change.
+
+    grammar: of `params.structured_outputs`, if it has been made already.
+    """
     params = dataclasses.replace(params)
     params.validate(info.vocab_size, info.max_logprobs)
     check_prompt(prompt, params, info)
@@ -32,6 +37,9 @@ def checked(
     if params.bad_words:
         words = [ids for word in params.bad_words for ids in spellings(word, tokenizer)]
         params.bad_token_ids = (params.bad_token_ids or []) + words
+    if params.structured_outputs is not None:
+        grammar = grammar or source(params.structured_outputs)
+        params.structured_outputs = None  # the grammar says it
     return Add(
         request_id=request_id,
         prompt=list(prompt),
@@ -40,6 +48,7 @@ def checked(
         stop_ids=sorted(i for i in tokenizer.stop_ids if i < info.vocab_size),
         terms=terms,
         arrival=time.monotonic(),
+        grammar=grammar,
     )
 
 

@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from queue import Empty, SimpleQueue
+from typing import Any
 
 import msgspec
 
@@ -37,7 +38,7 @@ class Inbox:
         self._sock = sock
         self._held = bytearray()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
-        self._come: SimpleQueue[ToEngine | None] = SimpleQueue()
+        self._come: SimpleQueue[Any] = SimpleQueue()
 
     def first(self) -> Start:
         """The first message; waits for it."""
@@ -46,9 +47,13 @@ class Inbox:
         threading.Thread(target=self._listen, name="inbox", daemon=True).start()
         return msgspec.msgpack.decode(frame, type=Start)
 
-    def drain(self, wait: bool) -> list[ToEngine]:
+    def put(self, message: object) -> None:
+        """Have `drain` return this too: news from a thread of this process."""
+        self._come.put(message)
+
+    def drain(self, wait: bool) -> list[Any]:
         """What has come; waits for something if `wait`. EOFError when the other end has gone."""
-        messages: list[ToEngine] = []
+        messages: list[Any] = []
         while True:
             try:
                 message = self._come.get(block=wait)

@@ -27,7 +27,8 @@ I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
 
 NOT_FINITE = "the model's logits are not finite numbers: the weights or the activations overflowed"
-NONE_ALLOWED = "no token is allowed here: allowed_token_ids, logit_bias and bad words forbid them all"
+NONE_ALLOWED = "no token is allowed here: allowed_token_ids, logit_bias, bad words and the grammar forbid them all"
+TOO_COMPLEX = "the grammar has become too complex here: simplify its patterns"
 _ERRORS = {1: NOT_FINITE, 2: NONE_ALLOWED}
 
 _NO_IDS = np.zeros(0, np.int32)
@@ -63,7 +64,7 @@ class StepResult:
 class _Slot:
     """What the runner keeps of one running sequence besides its row of the arrays."""
 
-    __slots__ = ("bans", "counted", "counts", "filled", "index", "mask", "moves", "sequence", "static")
+    __slots__ = ("bans", "counted", "counts", "filled", "index", "mask", "moves", "row", "sequence", "static")
 
     def __init__(self, index: int, sequence: Sequence) -> None:
         self.index = index
@@ -82,11 +83,25 @@ class _Slot:
             np.fromiter(biases.values(), np.float32, len(biases)),
         )
         self.bans = [w for w in words if len(w) > 1]
-        self.mask: I32 | None = None
+        self.mask: I32 | None = None  # of the ids that the request allows
+        self.row: I32 = _NO_IDS  # of those that its constraint allows as well
 
     def changes(self) -> bool:
         """Whether what the sampler is told of it may differ at the next token."""
-        return self.counts is not None or self.biased()
+        return self.counts is not None or self.sequence.constraint is not None or self.biased()
+
+    def allowed(self, vocab: int) -> I32 | None:
+        """The mask of the next token; None if all are allowed. All zeros where the constraint has met a limit."""
+        constraint = self.sequence.constraint
+        if constraint is None:
+            return self.mask
+        if not len(self.row):
+            self.row = np.zeros(-(-vocab // 32), np.int32)
+        if not constraint.mask(self.row):
+            self.row[:] = 0
+        if self.mask is not None:
+            self.row &= self.mask
+        return self.row
 
     def biased(self) -> bool:
         s = self.sequence
@@ -261,7 +276,8 @@ class Runner:
         own = [slots[i] if token < 0 else None for i, token in zip(rows.item, rows.target, strict=True)]
         bias = _csr([s.biases() if s and s.biased() else None for s in own], np.float32)
         penalty = _csr([s.penalties() if s and s.counts is not None else None for s in own], np.int32)
-        mask_rows, masks = _masks([s.mask if s else None for s in own], self._vocab)
+        mask_rows, masks = _masks([s.allowed(self._vocab) if s else None for s in own], self._vocab)
+        rows.constrained = [r for r, s in enumerate(own) if s and s.sequence.constraint is not None]
         return Sampling(
             **settings,
             position=np.array(rows.position, np.int32) + np.int32(1),
@@ -287,6 +303,10 @@ class Runner:
             if status:
                 sequence = batch.items[rows.item[r]].sequence
                 result.outcome.errors.setdefault(sequence.id, _ERRORS[status])
+        for r in rows.constrained:
+            i = rows.item[r]
+            if not _walk(batch.items[i].sequence, drawn[r], result.outcome):
+                tokens[i] = []
         if rows.scored:
             self._logprobs(batch, rows, out, result)
         if out.logits is not None:
@@ -316,12 +336,26 @@ class _Rows:
 
     slots, pages [items, width]: of the items. steady: each item has one row and draws by settings that stay, so that
     the next step may continue this one, with the same `sequences`. scored: somebody wants log-probabilities.
+    constrained: rows whose sequences have a constraint.
     """
 
-    __slots__ = ("item", "pages", "position", "row", "scored", "sequences", "slots", "steady", "step", "target")
+    __slots__ = (
+        "constrained",
+        "item",
+        "pages",
+        "position",
+        "row",
+        "scored",
+        "sequences",
+        "slots",
+        "steady",
+        "step",
+        "target",
+    )
 
     def __init__(self) -> None:
         self.scored = self.steady = False
+        self.constrained: list[int] = []
         self.sequences: list[Sequence] = []
         self.slots: list[_Slot]
         self.pages: I32
@@ -336,6 +370,24 @@ class _Rows:
         self.item.append(item)
         self.position.append(position)
         self.target.append(target)
+
+
+def _walk(sequence: Sequence, token: int, outcome: Outcome) -> bool:
+    """Take a drawn token into its sequence's constraint; False if there is none, as only an end was possible."""
+    constraint = sequence.constraint
+    assert constraint is not None
+    error = outcome.errors.get(sequence.id)
+    if error == NONE_ALLOWED and constraint.error is None and constraint.complete:
+        del outcome.errors[sequence.id]
+        outcome.stopped.add(sequence.id)
+        return False
+    if error is None and token not in sequence.stop_ids:
+        constraint.accept(token)
+        if constraint.stopped:
+            outcome.stopped.add(sequence.id)
+    if constraint.error is not None:
+        outcome.errors[sequence.id] = TOO_COMPLEX
+    return True
 
 
 def _logit_rows(items: list[Scheduled], ends: list[int]) -> _Rows:
