@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.core.sampling import SamplingParams
 from headrace.engine.client import Stream
-from headrace.engine.messages import NO_TERMS, Add, ModelInfo, Stats, Stopped, Terms, Update
+from headrace.engine.messages import NO_TERMS, Account, Add, ModelInfo, Stats, Stopped, Terms, Update
 from headrace.engine.queue import Queue, Room
 from headrace.engine.requests import checked
 from headrace.text import ChatTemplate, Tokenizer
@@ -41,6 +41,7 @@ class FakeEngine:
         self.logprob = -0.5
         self.unlikely = False  # whether what is said is beyond the alternatives
         self.trouble: Callable[[Stream, int], None] | None = None  # called before each token
+        self.account = Account(0.25, 0.5, 1.0, [(1, 2, 0.4, 0.5, 3)], 3, 0.9, 0.2, 0.3, 1.5, 3, 1, 2, 1)
         self.seen: list[Add] = []
         self.aborted: list[str] = []
         self.queue = Queue(1000, 1000, 100_000)
@@ -116,6 +117,7 @@ class FakeEngine:
                 reason,
                 cached=1,
                 scheduled=request.arrival,
+                account=self.account if reason is not None else None,
             )
         )
 

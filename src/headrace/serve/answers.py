@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headrace.serve import logprobs as lp
+from headrace.serve.accounts import Timings, cost_of, timings_of
 from headrace.serve.errors import Problem
 from headrace.serve.news import News
 from headrace.serve.requests import Asked
@@ -140,7 +141,7 @@ class OpenAIReply:
         self.news = news
         self.turns = [turn() for _ in range(len(news.streams) * asked.params.n)]
         self.names = lp.TokenNames(tokenizer, asked.tokens_as_ids)
-        self._completion_tokens = 0
+        self._tokens = [0] * len(self.turns)  # by choice
         self._held: dict[int, Delta] = {}
         self._head: dict[str, Any] = {
             "id": id,
@@ -159,7 +160,7 @@ class OpenAIReply:
         async for prompt, deltas in self.news:
             for delta in deltas:
                 choices[self.index(prompt, delta)].add(delta)
-        self._completion_tokens = sum(len(choice.token_ids) for choice in choices)
+        self._tokens = [len(choice.token_ids) for choice in choices]
         return choices
 
     def index(self, prompt: int, delta: Delta) -> int:
@@ -170,16 +171,24 @@ class OpenAIReply:
         """Each prompt counts once, whatever n is."""
         prompt = sum(len(stream.prompt_token_ids) for stream in self.news.streams)
         cached = sum(stream.cached_tokens for stream in self.news.streams)
-        generated = self._completion_tokens
+        generated = sum(self._tokens)
         reasoned = [turn.reasoning_tokens for turn in self.turns]
         counts = [count for count in reasoned if count is not None]
+        price = self.news.price_per_hour
+        cost = UNSET if price is None else cost_of(self.news.streams, price)
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=generated,
             total_tokens=prompt + generated,
             prompt_tokens_details=PromptDetails(cached_tokens=cached),
             completion_tokens_details=CompletionDetails(reasoning_tokens=sum(counts)) if counts else UNSET,
+            cost=UNSET if cost is UNSET else cost.prompt + cost.completion,
+            cost_details=cost,
         )
+
+    def timings(self) -> Timings | UnsetType:
+        """Where the time went, for who asked; known when all has ended."""
+        return timings_of(self.news.streams, self._tokens) if self.asked.timings else UNSET
 
     def answer(self, choices: Any, usage: Usage | UnsetType | None, *, chunk: bool, **more: Any) -> bytes:
         """An answer, or a chunk of one, as JSON."""
@@ -204,8 +213,10 @@ class OpenAIReply:
 
     def last_events(self) -> bytes:
         """What follows the last choice's end."""
-        usage = event(self.answer([], self.usage(), chunk=True)) if self.asked.include_usage else b""
-        return usage + DONE
+        if not (self.asked.include_usage or self.asked.timings):
+            return DONE
+        usage = self.usage() if self.asked.include_usage else UNSET
+        return event(self.answer([], usage, chunk=True, timings=self.timings())) + DONE
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events; see `Reply`."""
@@ -214,8 +225,8 @@ class OpenAIReply:
             parts = [] if prompt in begun else list(self.first(prompt))
             begun.add(prompt)
             for delta in deltas:
-                self._completion_tokens += len(delta.token_ids)
                 index = self.index(prompt, delta)
+                self._tokens[index] += len(delta.token_ids)
                 if (ready := self._ready(index, delta)) is not None:
                     parts += self.more(index, ready)
             if parts:

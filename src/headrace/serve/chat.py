@@ -184,6 +184,7 @@ class ChatReply(OpenAIReply):
             choices,
             self.usage(),
             chunk=False,
+            timings=self.timings(),
             prompt_token_ids=self.ids(stream.prompt_token_ids),
             prompt_text=self.prompt_text(0),
             prompt_logprobs=lp.prompt_logprobs(stream.prompt_logprobs or []) if shows else UNSET,

@@ -109,7 +109,7 @@ class TextReply(OpenAIReply):
     async def whole(self) -> bytes:
         """See `Reply`."""
         choices = [self._choice(i, choice) for i, choice in enumerate(await self.collected())]
-        return self.answer(choices, self.usage(), chunk=False)
+        return self.answer(choices, self.usage(), chunk=False, timings=self.timings())
 
     def first(self, prompt: int) -> Iterable[bytes]:
         """For each of its choices the prompt, if it is to be echoed or told."""

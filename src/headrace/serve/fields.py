@@ -187,6 +187,7 @@ COMMON: Final[Fields] = {
     "best_of": Field(integer(1, sampling.MAX_CHOICES), "Only as much as n: all choices are told."),
     "return_prompt_text": Field(flag, "Tell the text that the prompt's tokens stand for (prompt_text).", default=False),
     "return_token_ids": Field(flag, "Tell the ids of the prompt's and the answer's tokens.", default=False),
+    "timings": Field(flag, "Tell where its time went: queue, chunks of the prompt, tokens, company.", default=False),
     "return_tokens_as_token_ids": Field(flag, "Call tokens token_id:N in log-probabilities.", default=False),
 } | SAMPLING  # fmt: skip
 

@@ -31,10 +31,14 @@ def _timed_out(delta: Delta) -> bool:
 
 
 class News:
-    """What the engine brings for the prompts of a request. Closing it aborts whatever still runs."""
+    """What the engine brings for the prompts of a request. Closing it aborts whatever still runs.
 
-    def __init__(self, streams: Sequence[Stream], metrics: Metrics) -> None:
+    price_per_hour: of the machine; None: it has none.
+    """
+
+    def __init__(self, streams: Sequence[Stream], metrics: Metrics, price_per_hour: float | None = None) -> None:
         self.streams = streams
+        self.price_per_hour = price_per_hour
         self._metrics = metrics
 
     async def __aiter__(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:

@@ -156,6 +156,7 @@ def _app_settings(engine: EngineSettings, settings: ServeSettings) -> AppSetting
         prefix_cache_per_key=settings.prefix_cache_per_key,
         trusts_templates=settings.trust_request_chat_template,
         docs=not settings.disable_fastapi_docs,
+        price_per_hour=settings.price_per_hour,
     )
 
 

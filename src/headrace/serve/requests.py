@@ -77,6 +77,7 @@ class Asked:
     prompt_text: bool
     token_ids: bool
     tokens_as_ids: bool
+    timings: bool = False
 
 
 def generation_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, list[str]]:
@@ -128,6 +129,7 @@ def asked_of(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, l
         prompt_text=given.get("return_prompt_text", False),
         token_ids=given.get("return_token_ids", False),
         tokens_as_ids=given.get("return_tokens_as_token_ids", False),
+        timings=given.get("timings", False),
     )
 
 

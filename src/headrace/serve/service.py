@@ -44,7 +44,7 @@ class AppSettings:
 
     prefix_cache_per_key: callers find only their own prompts in the prefix cache.
     docs: whether /docs and /openapi.json are there. trusts_templates: requests may bring their own chat templates.
-    reasoning_fields: names under which chat tells what the model thought.
+    reasoning_fields: names under which chat tells what the model thought. price_per_hour: see `ServeSettings`.
     """
 
     names: tuple[str, ...] = ()
@@ -54,6 +54,7 @@ class AppSettings:
     docs: bool = True
     trusts_templates: bool = False
     reasoning_fields: tuple[str, ...] = ("reasoning",)
+    price_per_hour: float | None = None
 
 
 class Service:
@@ -104,13 +105,16 @@ class Service:
                 for i, ids in enumerate(prompts):
                     name = base if len(prompts) == 1 else f"{base}-{i}"
                     params = dataclasses.replace(asked.params)
-                    streams.append(self.engine.submit(ids, params, request_id=name, terms=terms, room=room))
+                    stream = self.engine.submit(ids, params, request_id=name, terms=terms, room=room)
+                    stream.accounted = asked.timings or self.settings.price_per_hour is not None
+                    stream.token_times = {} if asked.timings else None
+                    streams.append(stream)
                     await asyncio.sleep(0)  # many long prompts take a while, and others wait for the event loop
         except BaseException:
             for stream in streams:
                 await stream.aclose()
             raise
-        return id, News(streams, self.metrics)
+        return id, News(streams, self.metrics, self.settings.price_per_hour)
 
     def turns(self, conversation: Conversation, asked: Asked, prompt: Sequence[int]) -> Callable[[], Turn]:
         """Makes what takes a choice's text apart. prompt: the rendered conversation's ids."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from headrace.base.errors import SettingError
@@ -25,6 +26,7 @@ class ServeSettings:
     disable_fastapi_docs: no /docs, no /openapi.json.
     prefix_cache_per_key: callers find only their own prompts in the prefix cache, so that its speed tells them nothing.
     allowed_origins and the next three: what scripts of other origins may do (CORS); no origins: nothing.
+    price_per_hour: what the machine costs, in US dollars; answers and metrics then tell what requests cost.
     ssl_keyfile, ssl_certfile: PEM; with them only HTTPS is spoken. ssl_ca_certs: whose certificates clients may show;
         ssl_cert_reqs: 0 they need none, 1 they may show one, 2 they must.
     """
@@ -47,12 +49,16 @@ class ServeSettings:
     allowed_methods: tuple[str, ...] = ("*",)
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
+    price_per_hour: float | None = None
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
     ssl_cert_reqs: int = 0
 
     def __post_init__(self) -> None:
+        price = self.price_per_hour
+        if price is not None and not 0 <= price < math.inf:
+            raise SettingError(f"price_per_hour must be dollars from 0 on, got {price}", param="price_per_hour")
         if self.allow_credentials and "*" in self.allowed_origins:
             raise SettingError(
                 "allow_credentials with the origin '*' would let every page act for the user: name the origins",

@@ -1,6 +1,6 @@
 """What goes over the wire, field by field, as OpenAI's API reference has it.
 
-Ours are `seed`, and after vLLM `stop_reason` and the lists of ids.
+Ours are `seed` and `timings`, after OpenRouter `cost`, and after vLLM `stop_reason` and the lists of ids.
 
 UNSET fields are left out of the JSON.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
+
+from headrace.serve.accounts import CostDetails, Timings
 
 
 class PromptDetails(Struct, frozen=True, kw_only=True):
@@ -26,6 +28,8 @@ class Usage(Struct, frozen=True, kw_only=True):
     total_tokens: int
     prompt_tokens_details: PromptDetails
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
+    cost: float | UnsetType = UNSET
+    cost_details: CostDetails | UnsetType = UNSET
 
 
 class Alternative(Struct, frozen=True, kw_only=True):
@@ -153,6 +157,7 @@ class Answer(Struct, Generic[_ChoiceT], frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
     prompt_logprobs: list[Any] | UnsetType = UNSET
+    timings: Timings | UnsetType = UNSET
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
