@@ -9,10 +9,13 @@ import typer
 
 from headrace.base.errors import SettingError
 from headrace.base.settings import DEFAULT_MODEL, EngineSettings
+from headrace.cli.config import ConfigOption, Configured
 from headrace.cli.flags import COUNT, FlagTable, ModelArgument, ModelOption, with_engine, with_flags
 from headrace.serve.keys import Key
 from headrace.serve.process import serve
 from headrace.serve.settings import ServeSettings
+
+KIND = Configured
 
 
 def key_of(given: str | Mapping[str, Any] | Key) -> Key:
@@ -63,6 +66,7 @@ def run(
     http: ServeSettings,
     model: ModelArgument = DEFAULT_MODEL,
     model_option: ModelOption = None,
+    config: ConfigOption = None,
 ) -> None:
     """Serve until told to stop."""
     raise typer.Exit(serve(settings(model_option or model), http))
