@@ -29,6 +29,7 @@ from headrace.base.rules import (
     tagged,
     text,
 )
+from headrace.core.sequence import TIMEOUT
 from headrace.serve import fields as f
 from headrace.serve import logprobs as lp
 from headrace.serve import response_shapes as shapes
@@ -454,7 +455,8 @@ class ResponseReply:
 
     def _ended(self) -> shapes.ResponseObject:
         if self._blocks.finish_reason == "length":
-            return self._response("incomplete", incomplete_details=shapes.Incomplete(reason="max_output_tokens"))
+            reason = TIMEOUT if self._blocks.stop_reason == TIMEOUT else "max_output_tokens"
+            return self._response("incomplete", incomplete_details=shapes.Incomplete(reason=reason))
         return self._response("completed", completed_at=int(time.time()))
 
     def _response(self, status: str, **more: Any) -> shapes.ResponseObject:

@@ -1,0 +1,147 @@
+"""OpenAI's and Anthropic's own clients against served models, through /v1/responses and /v1/messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from child_server import Server, serving
+
+SAYS = "Say hello to the world in one short sentence."
+SHORT: Any = {"extra_body": {"stop_token_ids": list(range(256))}}  # so that the answer ends
+GREEDY: Any = {"extra_body": {"temperature": 0}}  # the client has a field for it no longer
+HI: Any = [{"role": "user", "content": SAYS}]
+
+
+def claude(server: Server) -> dict[str, Any]:
+    return {"base_url": server.url, "api_key": "none", "max_retries": 0}
+
+
+@pytest.fixture(scope="module")
+def tiny_server(tiny: Path) -> Iterator[Server]:
+    with serving(tiny, "--served-model-name", "tiny", "--max_model_len", "2k") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def smol_server(smollm2: Path) -> Iterator[Server]:
+    with serving(smollm2, "--served-model-name", "smol", "--max_model_len", "1k", "--backend", "cpu") as server:
+        yield server
+
+
+@pytest.mark.slow
+class TestTiny:
+    """What a model says is of no matter here."""
+
+    def test_responses(self, tiny_server: Server) -> None:
+        client = tiny_server.openai
+        asks: dict[str, Any] = {"model": "tiny", "input": "hi", "instructions": "be", "max_output_tokens": 12,
+                                "temperature": 0}  # fmt: skip
+        whole = client.responses.create(**asks)
+        assert whole.status == "incomplete"
+        assert whole.incomplete_details is not None
+        assert whole.incomplete_details.reason == "max_output_tokens"
+        assert whole.usage is not None
+        assert whole.usage.output_tokens == 12
+        told = list(client.responses.create(**asks, stream=True))
+        text = "".join(event.delta for event in told if event.type == "response.output_text.delta")
+        last = told[-1]
+        assert last.type == "response.incomplete"
+        assert text == last.response.output_text == whole.output_text
+
+    def test_a_streamed_response_to_its_end(self, tiny_server: Server) -> None:
+        client = tiny_server.openai
+        # A bias makes the model end.
+        asks: dict[str, Any] = {
+            "model": "tiny",
+            "input": "hi",
+            "temperature": 0,
+            "extra_body": {"stop_token_ids": list(range(256))},
+        }
+        with client.responses.stream(**asks) as stream:
+            final = stream.get_final_response()
+        assert final.status == "completed"
+        assert final.output_text == client.responses.create(**asks).output_text
+
+    async def test_responses_async(self, tiny_server: Server) -> None:
+        client = openai.AsyncOpenAI(base_url=tiny_server.url + "/v1", api_key="none", max_retries=0)
+        async with client.responses.stream(model="tiny", input="hi", temperature=0, **SHORT) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert kinds[0] == "response.created"
+        assert kinds[-1] == "response.completed"
+        assert final.status == "completed"
+
+    def test_errors_of_responses(self, tiny_server: Server) -> None:
+        client = tiny_server.openai
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(model="tiny", input="hi", previous_response_id="resp_1")
+        assert refused.value.param == "previous_response_id"
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve("resp_1")
+        with pytest.raises(openai.NotFoundError):
+            client.responses.create(model="gpt", input="hi")
+        assert client.responses.create(model="tiny", input="hi", max_output_tokens=1).usage is not None
+
+    def test_messages(self, tiny_server: Server) -> None:
+        client = anthropic.Anthropic(**claude(tiny_server))
+        asks: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "messages": HI, "system": "be", **GREEDY}
+        whole = client.messages.create(**asks)
+        assert whole._request_id
+        assert (whole.stop_reason, whole.usage.output_tokens) == ("max_tokens", 12)
+        (block,) = whole.content
+        assert block.type == "text"
+        count = client.messages.count_tokens(model="tiny", messages=HI, system="be")
+        assert count.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+        with client.messages.stream(**asks) as stream:
+            text = "".join(stream.text_stream)
+            final = stream.get_final_message()
+        assert text == block.text == stream.get_final_text()
+        assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 12)
+        raw = client.messages.create(**asks, stream=True)
+        assert [event.type for event in raw][-1] == "message_stop"
+
+    async def test_messages_async(self, tiny_server: Server) -> None:
+        client = anthropic.AsyncAnthropic(**claude(tiny_server))
+        asks: dict[str, Any] = {"model": "tiny", "max_tokens": 12, "messages": HI, **GREEDY}
+        whole = await client.messages.create(**asks)
+        async with client.messages.stream(**asks) as stream:
+            text = await stream.get_final_text()
+        assert [block.text for block in whole.content if block.type == "text"] == [text]
+
+    def test_errors_of_messages(self, tiny_server: Server) -> None:
+        client = anthropic.Anthropic(**claude(tiny_server))
+        with pytest.raises(anthropic.BadRequestError, match="temperature"):
+            client.messages.create(model="tiny", max_tokens=5, messages=HI, extra_body={"temperature": 2})
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            client.messages.create(model="claude", max_tokens=5, messages=HI)
+        assert missing.value.request_id
+        assert client.messages.create(model="tiny", max_tokens=1, messages=HI).usage.output_tokens == 1
+
+
+def test_smollm2_answers_alike_through_all_apis(smol_server: Server) -> None:
+    chat = smol_server.openai.chat.completions.create(model="smol", messages=HI, max_tokens=24, **GREEDY)
+    wanted = chat.choices[0].message.content
+    response = smol_server.openai.responses.create(model="smol", input=SAYS, temperature=0, max_output_tokens=24)
+    message = anthropic.Anthropic(**claude(smol_server)).messages.create(
+        model="smol", messages=HI, max_tokens=24, **GREEDY
+    )
+    assert response.output_text == wanted
+    assert [block.text for block in message.content if block.type == "text"] == [wanted]
+
+
+def test_smollm2_goes_on_with_what_was_begun(smol_server: Server) -> None:
+    client = anthropic.Anthropic(**claude(smol_server))
+    begun: Any = [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "The capital of France is"},
+    ]
+    answer = client.messages.create(model="smol", messages=begun, max_tokens=4, **GREEDY)
+    (block,) = answer.content
+    assert block.type == "text"
+    assert "Paris" in block.text
