@@ -78,7 +78,7 @@ _KINDS: dict[type[Piece], Kind] = {
 class Blocks:
     """The only choice of the only prompt, taken apart. all: the blocks so far, the last of which may go on.
 
-    output_tokens, reasoning_tokens: how many there were. finish_reason, stop_reason: as `Delta` has them, at the end.
+    output_tokens: how many there were. finish_reason, stop_reason: as clients of chat hear of them, at the end.
     """
 
     def __init__(self, news: News, turn: Turn) -> None:
@@ -86,7 +86,6 @@ class Blocks:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.output_tokens = 0
-        self.reasoning_tokens = 0
         self._news = news
         self._turn = turn
         self._logprobs: list[Any] = []  # of tokens whose text is not there yet
@@ -100,6 +99,11 @@ class Blocks:
     def cached_tokens(self) -> int:
         """Of the prompt, those whose work was done before."""
         return self._news.streams[0].cached_tokens
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Of the output; None for a model that does not reason."""
+        return self._turn.reasoning_tokens
 
     async def collect(self) -> None:
         """All blocks, when they have ended."""
@@ -119,8 +123,6 @@ class Blocks:
             yield from self._take(piece)
         if self.all and self.all[-1].kind is not Kind.TEXT:
             self._logprobs.clear()  # they belong to what has no place for them
-            if self.all[-1].kind is Kind.REASONING:
-                self.reasoning_tokens += len(delta.token_ids)
         if delta.finish_reason is not None:
             self.finish_reason, self.stop_reason = self._turn.reason(delta), delta.stop_reason
             if not self.all:

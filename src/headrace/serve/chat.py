@@ -52,7 +52,7 @@ _TEMPLATE_OWN = (
     "tokenize",
     "self",
 )
-_SWITCHES = ("enable_thinking", "thinking")  # variables by which templates let the model think, or not
+SWITCHES = ("enable_thinking", "thinking")  # variables by which templates let the model think, or not
 _NOTHING = MessageDelta()
 
 
@@ -149,7 +149,7 @@ def _effort(effort: str | None, dialect: Dialect) -> dict[str, Any]:
     if "reasoning_effort" in dialect.variables:
         return {"reasoning_effort": effort}
     if effort == "none":
-        return {name: False for name in _SWITCHES if name in dialect.variables}
+        return {name: False for name in SWITCHES if name in dialect.variables}
     why = "is not supported by this model: its chat template reads no effort; please leave it out, or give 'none'"
     refuse("reasoning_effort", why, code="unsupported_parameter")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pydantic_core
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +20,7 @@ from headrace.base.rules import (
     anything,
     either,
     flag,
+    integer,
     list_of,
     nothing,
     number,
@@ -34,14 +36,16 @@ from headrace.serve import fields as f
 from headrace.serve import message_shapes as shapes
 from headrace.serve.answers import Turn
 from headrace.serve.blocks import Block, Blocks, Change, Kind, Step
-from headrace.serve.chat import ChatRequest, parse_chat
+from headrace.serve.chat import SWITCHES, ChatRequest, parse_chat
 from headrace.serve.errors import AnthropicError, Problem
 from headrace.serve.http import json_response
 from headrace.serve.news import News
 from headrace.serve.openapi import Operation
 from headrace.serve.requests import Limits, checked
 from headrace.serve.service import Service
+from headrace.serve.tools import MAX_TOOLS
 from headrace.serve.transcript import PASSED, Transcript, renamed
+from headrace.text.dialect import Dialect
 
 MAX_ID = 512  # characters of ids and names that clients send back
 
@@ -125,15 +129,23 @@ _CHOICES = {
 }
 _THINKS = {
     "disabled": record({"type": one_of("disabled")}, ("type",)),
+    "enabled": record(
+        {"type": one_of("enabled"), "budget_tokens": integer(1, 2**63 - 1), "display": one_of("summarized")},
+        ("type", "budget_tokens"),
+    ),
+    "adaptive": record({"type": one_of("adaptive"), "display": one_of("summarized")}, ("type",)),
 }
 
 _INPUT: f.Fields = {
     "model": f.CHAT["model"],
     "messages": f.Field(list_of(tagged("role", _MESSAGES), f.MAX_ITEMS, least=1, of="messages"), "The conversation."),
     "system": f.Field(either(text(), list_of(tagged("type", {"text": _TEXT}), f.MAX_ITEMS, of="blocks")), "Before it."),
-    "tools": f.Field(list_of(tagged("type", {"custom": _TOOL}, "custom"), f.MAX_ITEMS, of="tools"), "Tools to use."),
+    "tools": f.Field(list_of(tagged("type", {"custom": _TOOL}, "custom"), MAX_TOOLS, of="tools"), "Tools to use."),
     "tool_choice": f.Field(tagged("type", _CHOICES), "Whether, or which, to use."),
-    "thinking": f.Field(tagged("type", _THINKS), "Whether to think first."),
+    "thinking": f.Field(
+        tagged("type", _THINKS),
+        "Whether to think first, for models that can. budget_tokens: not used, max_tokens bounds all; no summaries.",
+    ),
     "output_config": f.Field(
         record({"format": _FORMAT, "effort": one_of("low", "medium", "high", "xhigh", "max")}),
         "format: JSON of a schema. effort: as chat's reasoning_effort.",
@@ -160,6 +172,7 @@ _NAMES = (
     ("response_format.json_schema", "output_config.format"),
     ("response_format", "output_config.format"),
     ("reasoning_effort", "output_config.effort"),
+    ("tool_choice.function", "tool_choice"),
     ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
 )
 
@@ -193,8 +206,9 @@ class Messages:
             given = await service.read(request, parse_message)
             with renamed(_NAMES):
                 ids = await service.prompts.of_chat(given.conversation)
+                turn = service.turns(given.conversation, given.asked, ids)
                 id, news = await service.submit(request, "msg_", given.asked, [ids])
-            reply = MessageReply(id, service.names[0], given, news, Turn(), request.state.request_id)
+            reply = MessageReply(id, service.names[0], given, news, turn(), request.state.request_id)
             return await service.answer(request, reply)
 
     async def count(self, request: Request) -> Response:
@@ -226,24 +240,35 @@ def _chat(given: Mapping[str, Any], limits: Limits) -> ChatRequest:
     tools = [(f"tools[{i}].function", f"tools[{i}]") for i in range(len(given.get("tools", ())))]
     schemas = [(f"{old}.parameters", f"{new}.input_schema") for old, new in tools]
     with renamed((*_NAMES, *schemas, *tools)):
-        return parse_chat(_chat_body(given), limits)
+        return parse_chat(_chat_body(given, limits.dialect), limits)
 
 
-def _chat_body(given: Mapping[str, Any]) -> dict[str, Any]:
+def _chat_body(given: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
     """The same request to /v1/chat/completions."""
     config = given.get("output_config", {})
     choice = given.get("tool_choice", {})
     thinks = given.get("thinking", {}).get("type")
+    switches = {} if thinks in (None, "disabled") else _switches(dialect)
     return {name: given[name] for name in PASSED if name in given} | {
         **_messages(given),
         "max_completion_tokens": given.get("max_tokens"),
         "stop": given.get("stop_sequences"),
         "reasoning_effort": "none" if thinks == "disabled" else config.get("effort"),
+        "chat_template_kwargs": {**switches, **given.get("chat_template_kwargs", {})},
         "response_format": _response_format(config.get("format") or given.get("output_format")),
         "tools": [_tool(tool) for tool in given["tools"]] if given.get("tools") else None,
         "tool_choice": _tool_choice(choice),
         "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
     }
+
+
+def _switches(dialect: Dialect) -> dict[str, bool]:
+    """Variables by which the template lets the model think; none for a model that always does."""
+    switches = {name: True for name in SWITCHES if name in dialect.variables}
+    if not switches and dialect.thinking is None:
+        why = "must be 'disabled' with this model: its chat template knows no thinking"
+        refuse("thinking.type", why, code="unsupported_parameter")
+    return switches
 
 
 def _response_format(form: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -361,10 +386,12 @@ class MessageReply:
 
     def _usage(self) -> shapes.MessageUsage:
         blocks = self._blocks
+        thought = blocks.reasoning_tokens
         return shapes.MessageUsage(
             input_tokens=blocks.input_tokens - blocks.cached_tokens,
             output_tokens=blocks.output_tokens,
             cache_read_input_tokens=blocks.cached_tokens,
+            output_tokens_details=UNSET if thought is None else shapes.ThinkingDetails(thinking_tokens=thought),
         )
 
 

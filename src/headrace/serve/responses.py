@@ -43,6 +43,7 @@ from headrace.serve.openapi import Operation
 from headrace.serve.requests import Limits, checked
 from headrace.serve.service import Service
 from headrace.serve.shapes import ChatToken
+from headrace.serve.tools import MAX_TOOLS
 from headrace.serve.transcript import PASSED, Transcript, renamed
 from headrace.text.messages import call_arguments
 
@@ -158,7 +159,7 @@ RESPONSES: f.Fields = {name: f.CHAT[name] for name in PASSED} | {
         record({"format": tagged("type", _FORMATS), "verbosity": one_of("medium")}),
         "format: text, an object of JSON, or JSON of a schema.",
     ),
-    "tools": f.Field(list_of(tagged("type", {"function": _FUNCTION}), f.MAX_ITEMS, of="tools"), "Functions to call."),
+    "tools": f.Field(list_of(tagged("type", {"function": _FUNCTION}), MAX_TOOLS, of="tools"), "Functions to call."),
     "tool_choice": f.Field(either(one_of("none", "auto", "required"), _CHOICE), "Whether, or which, to call."),
     "parallel_tool_calls": f.Field(flag, "Whether several may be called at once.", default=True),
     "reasoning": f.Field(
@@ -202,6 +203,7 @@ _NAMES = (
     ("response_format", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
     ("verbosity", "text.verbosity"),
+    ("tool_choice.function", "tool_choice"),
 )
 
 
@@ -237,8 +239,9 @@ class Responses:
             chat = given.chat
             with renamed(_NAMES):
                 ids = await service.prompts.of_chat(chat.conversation)
+                turn = service.turns(chat.conversation, chat.asked, ids)
                 id, news = await service.submit(request, "resp_", chat.asked, [ids])
-            reply = ResponseReply(id, service.names[0], given, news, Turn(), service.tokenizer)
+            reply = ResponseReply(id, service.names[0], given, news, turn(), service.tokenizer)
             return await service.answer(request, reply)
 
     async def missing(self, request: Request) -> Response:
@@ -471,7 +474,7 @@ class ResponseReply:
             input_tokens=blocks.input_tokens,
             input_tokens_details=shapes.InputDetails(cached_tokens=blocks.cached_tokens),
             output_tokens=blocks.output_tokens,
-            output_tokens_details=shapes.OutputDetails(reasoning_tokens=blocks.reasoning_tokens),
+            output_tokens_details=shapes.OutputDetails(reasoning_tokens=blocks.reasoning_tokens or 0),
             total_tokens=blocks.input_tokens + blocks.output_tokens,
         )
 
