@@ -27,7 +27,7 @@ INT32_MAX = 2**31 - 1
 
 @dataclass(slots=True)
 class SamplingParams:
-    """How to draw tokens. Names, order, defaults: vLLM's `SamplingParams`; `bad_token_ids` and `shown_token_ids` are ours.
+    """How to draw tokens. Names, order, defaults: vLLM's `SamplingParams`; bad_token_ids, shown_token_ids are ours.
 
     stop: strings that end the text. stop_token_ids: ids that end it. max_tokens: None means up to the context.
     logprobs, prompt_logprobs: how many alternatives to report; -1 all of them.
