@@ -8,10 +8,12 @@ from typing import Any
 
 from headrace.core.sampling import SamplingParams
 from headrace.engine.client import Stream
+from headrace.engine.grammars import Checker
 from headrace.engine.messages import NO_TERMS, Account, Add, ModelInfo, Stats, Stopped, Terms, Update
 from headrace.engine.queue import Queue, Room
 from headrace.engine.requests import checked
 from headrace.text import ChatTemplate, Tokenizer
+from headrace.text.grammar import Grammar
 
 
 class FakeEngine:
@@ -45,7 +47,12 @@ class FakeEngine:
         self.seen: list[Add] = []
         self.aborted: list[str] = []
         self.queue = Queue(1000, 1000, 100_000)
+        self._checker = Checker(tokenizer, self.info.vocab_size)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def grammar(self, params: SamplingParams) -> Grammar | None:
+        wanted = params.structured_outputs
+        return None if wanted is None else await self._checker.grammar(wanted)
 
     def submit(
         self,
@@ -55,8 +62,11 @@ class FakeEngine:
         request_id: str,
         terms: Terms = NO_TERMS,
         room: Room | None = None,
+        grammar: Grammar | None = None,
     ) -> Stream:
-        request = checked(prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms)
+        request = checked(
+            prompt_ids, params, self.info, self.tokenizer, request_id=request_id, terms=terms, grammar=grammar
+        )
         self.seen.append(request)
         count, tokens = params.n, len(prompt_ids)
         seat = (room or self.queue.room(count, count * tokens)).seat(terms, count, tokens)

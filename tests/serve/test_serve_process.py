@@ -53,8 +53,12 @@ def test_the_openai_client(server: Server) -> None:
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="gpt", messages=messages)
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="tiny", messages=messages, response_format={"type": "json_object"})
-    assert refused.value.param == "response_format"
+        client.chat.completions.create(
+            model="tiny",
+            messages=messages,
+            response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}},
+        )
+    assert refused.value.param == "response_format.json_schema.schema"
 
 
 async def test_the_async_openai_client(server: Server) -> None:

@@ -43,6 +43,12 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 NUMBERS = ["0.7", True, [1], {}, "NaN"]
 # field, values that it must refuse in a chat request
+BAD_SCHEMAS: list[Any] = [
+    "", [], False, {"type": "strng"}, {"abc": "def"}, {"type": "string", "pattern": "["}, {"$ref": "#/nope"},
+    {"enum": []}, {"minLength": 5, "maxLength": 2}, {"properties": {"a": {"not": {}}}}, {"uniqueItems": True},
+]  # fmt: skip
+BAD_PATTERNS = ["(", "a{3,1}", "(?<=a)b", "", "a\0"]
+
 CHAT_REFUSALS: list[tuple[str, list[Any]]] = [
     *((name, NUMBERS) for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")),
     *((name, [*NUMBERS, 1.5]) for name in ("n", "top_k", "min_tokens", "max_tokens", "max_completion_tokens")),
@@ -78,14 +84,21 @@ CHAT_REFUSALS: list[tuple[str, list[Any]]] = [
     ("metadata", ["a", []]),
     ("tools", [[{"type": "function", "function": {"name": "f"}}], {}]),
     ("tool_choice", ["required", {"type": "function"}]),
-    ("response_format", [{"type": "json_object"}, {"type": "json_schema"}, "json", {}]),
+    ("response_format", [{"type": "json_schema"}, {"type": "grammar"}, "json", {}, {"type": "text", "x": 1}]),
+    ("response_format", [{"type": "json_schema", "json_schema": {"name": "a", "schema": s}} for s in BAD_SCHEMAS]),
     ("store", [True]),
     ("service_tier", ["flex"]),
     ("modalities", [["audio"]]),
     ("use_beam_search", [True]),
     ("reasoning_effort", ["high"]),
-    ("guided_json", [{}]),
-    ("structured_outputs", [{}]),
+    ("guided_json", [*BAD_SCHEMAS, '{"type": "object"']),
+    ("guided_regex", [*BAD_PATTERNS, 5, False]),
+    ("guided_choice", [[], [""], "a", [1], False, {}]),
+    ("guided_grammar", ["start: nothing", 'start: "a"{2,1}', "root ::= x", "", 1]),
+    ("guided_decoding_backend", ["outlines"]),
+    ("structured_outputs", [{}, {"json": None}, {"json": {}, "regex": "a"}, {"json_object": False}, {"xml": "a"}, "a"]),
+    ("structured_outputs", [{"json": s} for s in BAD_SCHEMAS] + [{"regex": p} for p in BAD_PATTERNS]),
+    ("structured_outputs", [{"choice": []}, {"choice": None}, {"grammar": "start: <|nope|>"}]),
     ("chat_template", ["{{ x }}"]),
     ("temprature", [1]),
     ("\nERROR forged", [1]),

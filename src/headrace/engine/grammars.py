@@ -58,8 +58,8 @@ class Checker:
         try:
             self._small.compile(grammar)
         except RequestError as error:
-            error.param = f"{FIELD}.{wanted.kind}"
-            raise
+            name = f"{FIELD}.{wanted.kind}"
+            raise RequestError(str(error).replace(FIELD, name, 1), param=name) from None
         self.vocabulary  # noqa: B018 - made here, so that nobody waits for it on an event loop
         return grammar
 

@@ -38,6 +38,7 @@ from headrace.base.rules import (
     unknown,
 )
 from headrace.core import sampling
+from headrace.serve.formats import FORMATS
 from headrace.serve.tools import TOOL_CHOICE, TOOLS
 
 INT32 = 2**31 - 1
@@ -189,12 +190,11 @@ COMMON: Final[Fields] = {
     "return_token_ids": Field(flag, "Tell the ids of the prompt's and the answer's tokens.", default=False),
     "timings": Field(flag, "Tell where its time went: queue, chunks of the prompt, tokens, company.", default=False),
     "return_tokens_as_token_ids": Field(flag, "Call tokens token_id:N in log-probabilities.", default=False),
-} | SAMPLING  # fmt: skip
+} | SAMPLING | {name: Field(rule, help) for name, (rule, help) in FORMATS.items()}  # fmt: skip
 
 _NEUTRAL: Final[Fields] = {
     "store": neutral(one_of(False), "answers are not kept."),
     "service_tier": neutral(one_of("auto", "default"), "there is one tier."),
-    "response_format": neutral(record({"type": one_of("text")}, ("type",)), "answers are text."),
     "use_beam_search": neutral(one_of(False), "there is no beam search."),
     "length_penalty": neutral(one_of(1), "it belongs to beam search."),
     "vllm_xargs": neutral(record({}), "there are no plugins."),

@@ -16,6 +16,8 @@ from headrace.core.sampling import SamplingParams
 from headrace.engine.requests import own_defaults
 from headrace.serve import fields as f
 from headrace.serve.errors import shown
+from headrace.serve.formats import Names, form_of
+from headrace.serve.transcript import renamed
 from headrace.text.dialect import PLAIN, Dialect
 
 
@@ -60,10 +62,11 @@ class Asked:
     """What both kinds of request have in common. logprobs: alternatives to show a token; None: no logprobs.
 
     prompt_logprobs: the client asked for them by that name. timeout_ms: from the request's arrival; None: no limit.
-    interval: tokens of a choice that are sent together.
+    interval: tokens of a choice that are sent together. form_names: how the client calls `params.structured_outputs`.
     """
 
     params: SamplingParams
+    form_names: Names
     stream: bool
     include_usage: bool
     usage_always: bool
@@ -108,14 +111,18 @@ def asked_of(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, l
     stream, options = given.get("stream", False), given.get("stream_options", {})
     chosen = {**(limits.defaults or {}), **{name: given[name] for name in f.SAMPLING if name in given}}
     params = _params({**chosen, "max_tokens": max_tokens, "logit_bias": _logit_bias(given.get("logit_bias"))})
+    form = form_of(given)
+    params.structured_outputs = form.wanted
     params.logprobs = None if logprobs is None else min(logprobs, limits.vocab_size)
-    params.validate(limits.vocab_size, limits.max_logprobs)
+    with renamed(form.names):
+        params.validate(limits.vocab_size, limits.max_logprobs)
     if stream and params.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not sent in streams: ask with stream: false.", param="prompt_logprobs")
     if params.max_tokens is None and limits.max_new_tokens is not None:
         params.max_tokens = max(limits.max_new_tokens, params.min_tokens)
     return Asked(
         params=params,
+        form_names=form.names,
         stream=stream,
         include_usage=bool(options.get("include_usage")),
         usage_always=bool(options.get("continuous_usage_stats")),

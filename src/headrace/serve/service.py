@@ -28,6 +28,7 @@ from headrace.serve.metrics import Metrics
 from headrace.serve.news import News
 from headrace.serve.prompts import Conversation, Prompts
 from headrace.serve.requests import Asked, Limits, generation_defaults
+from headrace.serve.transcript import renamed
 from headrace.text.dialect import dialect_of
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class Service:
             weight=caller.weight,
             deadline=_deadline(request, asked.timeout_ms),
         )
+        with renamed(asked.form_names):
+            grammar = await self.engine.grammar(asked.params)
         n = asked.params.n
         streams: list[Stream] = []
         try:
@@ -105,7 +108,7 @@ class Service:
                 for i, ids in enumerate(prompts):
                     name = base if len(prompts) == 1 else f"{base}-{i}"
                     params = dataclasses.replace(asked.params)
-                    stream = self.engine.submit(ids, params, request_id=name, terms=terms, room=room)
+                    stream = self.engine.submit(ids, params, request_id=name, terms=terms, room=room, grammar=grammar)
                     stream.accounted = asked.timings or self.settings.price_per_hour is not None
                     stream.token_times = {} if asked.timings else None
                     streams.append(stream)
