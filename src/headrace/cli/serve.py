@@ -36,6 +36,11 @@ SERVE_FLAGS: FlagTable = {  # by field of ServeSettings
     "engine_restarts": (int, {"min": 0}, "Restarts of an engine process that died, within an hour."),
     "engine_timeout": (float, {"min": 0}, "Seconds without a sign of life until a busy engine is ended; 0: never."),
     "max_connections": (int, COUNT, "Connections that are held at once."),
+    "log_format": (str, {"metavar": "human|json"}, "json: one object a line."),
+    "enable_log_requests": (bool, {}, "A line in the log for each request, without its texts."),
+    "enable_log_outputs": (bool, {}, "The same with the texts of prompt and answer."),
+    "max_log_len": (int, COUNT, "Most characters of each of these texts."),
+    "disable_log_stats": (bool, {}, "No line of figures every ten seconds."),
     "api_key": (
         list[Key],
         KEY,

@@ -187,6 +187,7 @@ class EngineClient:
         self._link = link
         self._start = start
         self._care = care
+        self._log_format = "human"
         self._closing = False
         self._deaths: list[float] = []  # when, in time.monotonic seconds
         self._streams: dict[str, Stream] = {}
@@ -199,10 +200,13 @@ class EngineClient:
         self._life: asyncio.Task[None]
 
     @classmethod
-    async def start(cls, settings: EngineSettings, care: Care | None = None) -> EngineClient:
-        """Find the model, start the process, wait until it can take requests; raises what went wrong."""
+    async def start(cls, settings: EngineSettings, care: Care | None = None, log_format: str = "human") -> EngineClient:
+        """Find the model, start the process, wait until it can take requests; raises what went wrong.
+
+        log_format: of `base.log.FORMATS`, for what the process logs.
+        """
         path = await asyncio.to_thread(find, settings)
-        link = await Link.open()
+        link = await Link.open(log_format)
         try:
             text = await asyncio.to_thread(lambda: open_text(settings, open_checkpoint(path)))
             start = Start(settings, str(path), text.tokenizer.vocab_size)
@@ -211,6 +215,7 @@ class EngineClient:
             link.kill()
             raise
         client = cls(text, info, link, start, care or Care(), Queue.of(settings))
+        client._log_format = log_format
         client._life = asyncio.create_task(client._live())
         return client
 
@@ -314,7 +319,7 @@ class EngineClient:
     async def _restart(self) -> None:
         begun = time.monotonic()
         self._past = self._stats = self._stats.after_the_end()
-        self._link = await Link.open()
+        self._link = await Link.open(self._log_format)
         try:
             self.info = await self._link.begin(self._start)
         except BaseException:

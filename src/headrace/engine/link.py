@@ -34,9 +34,9 @@ class Link:
         self._encoder = msgspec.msgpack.Encoder()
 
     @classmethod
-    async def open(cls) -> Link:
-        """A process that waits to be told what to load."""
-        ours, process = _spawn()
+    async def open(cls, log_format: str) -> Link:
+        """A process that waits to be told what to load. log_format: of `base.log.FORMATS`."""
+        ours, process = _spawn(log_format)
         try:
             return cls(process, *await asyncio.open_connection(sock=ours))
         except BaseException:
@@ -121,11 +121,11 @@ def processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _spawn() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _spawn(log_format: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """The engine process and our end of the socket. It gets a process group of its own: Ctrl-C is for us to handle."""
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
-        [sys.executable, "-m", "headrace.engine.process", str(theirs.fileno())],
+        [sys.executable, "-m", "headrace.engine.process", str(theirs.fileno()), log_format],
         pass_fds=[theirs.fileno()],
         stdin=subprocess.DEVNULL,
         start_new_session=True,

@@ -1,7 +1,7 @@
 """The engine's own process: drain the inbox, step, send one message with what happened to everybody.
 
-Started by `engine.client` as ``python -m headrace.engine.process FD``, with one end of a socket pair as FD. It ends
-when told to, or when the other end is closed; signals are the parent's business.
+Started by `engine.client` as ``python -m headrace.engine.process FD FORMAT``, with one end of a socket pair as FD, and
+the log's format. It ends when told to, or when the other end is closed; signals are the parent's business.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class Server:
         return self._engine.abort(message.request_id)
 
 
-def main(fd: int) -> int:
+def main(fd: int, log_format: str = "human") -> int:
     """Load, say ready (or why not), serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    to_stderr()
+    to_stderr(form=log_format, others=True)
     sock = socket.socket(fileno=fd)
     inbox = Inbox(sock)
     encode = msgspec.msgpack.encode
@@ -141,4 +141,4 @@ def main(fd: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), *sys.argv[2:]))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import DeadlinePassed
 from headrace.core.sequence import TIMEOUT
 from headrace.serve.errors import Broken, GoingAway
+from headrace.serve.journal import Entry
 from headrace.serve.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -33,10 +34,17 @@ def _timed_out(delta: Delta) -> bool:
 class News:
     """What the engine brings for the prompts of a request. Closing it aborts whatever still runs.
 
-    price_per_hour: of the machine; None: it has none.
+    price_per_hour: of the machine; None: it has none. entry: the request's line in the log; None: it has none.
     """
 
-    def __init__(self, streams: Sequence[Stream], metrics: Metrics, price_per_hour: float | None = None) -> None:
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        metrics: Metrics,
+        price_per_hour: float | None = None,
+        entry: Entry | None = None,
+    ) -> None:
+        self._entry = entry
         self.streams = streams
         self.price_per_hour = price_per_hour
         self._metrics = metrics
@@ -49,6 +57,8 @@ class News:
         silent: list[tuple[int, list[Delta]]] | None = []  # ends without a word, until there is one
         async with aclosing(self._one(0) if len(self.streams) == 1 else self._several()) as news:
             async for item in news:
+                if self._entry is not None:
+                    self._entry.saw(*item)
                 if silent is not None:
                     if all(_timed_out(delta) and not delta.token_ids for delta in item[1]):
                         silent.append(item)
@@ -64,6 +74,8 @@ class News:
         """Aborts what still runs."""
         for stream in self.streams:
             await stream.aclose()
+        if self._entry is not None:
+            self._entry.close()
 
     async def _one(self, prompt: int) -> AsyncGenerator[tuple[int, list[Delta]], None]:
         async with aclosing(self._metrics.follow(self.streams[prompt])) as news:

@@ -7,6 +7,7 @@ exit code is 0 when asked to go, 1 when the engine died.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from typing import Any
 
 import uvicorn
 
-from headrace.base.errors import EngineError
+from headrace.base.errors import EngineError, HeadraceError
 from headrace.base.log import log, to_stderr
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import Care, EngineClient
@@ -37,8 +38,19 @@ LINGER_SECONDS = 0.5  # after the engine's death, for clients and health checks 
 
 
 def serve(engine: EngineSettings, settings: ServeSettings) -> int:
-    """Serve until told to stop; the exit code. Raises HeadraceError when it cannot start."""
-    to_stderr()
+    """Serve until told to stop; the exit code. HeadraceError when it cannot start; a log in JSON has that instead."""
+    to_stderr(form=settings.log_format, others=True)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each bad request that it answers
+    try:
+        return _serve(engine, settings)
+    except HeadraceError as error:
+        if settings.log_format == "human":
+            raise
+        log.error("%s", error)
+        return 1
+
+
+def _serve(engine: EngineSettings, settings: ServeSettings) -> int:
     keys = key_ring(settings.api_key, settings.api_key_file, os.environ)
     tls = tls_context(settings)
     sock = bind(settings.host, settings.port)
@@ -101,7 +113,7 @@ class _Process:
 
     async def _loaded(self, sock: socket.socket) -> int:
         care = Care(restarts=self._settings.engine_restarts, patience=self._settings.engine_timeout)
-        engine = await self._unless_asked(EngineClient.start(self._engine_settings, care))
+        engine = await self._unless_asked(EngineClient.start(self._engine_settings, care, self._settings.log_format))
         if engine is None:
             return 0
         try:
@@ -125,9 +137,10 @@ class _Process:
         app = App(engine, _app_settings(self._engine_settings, self._settings))
         self._gate.open(app.routes)
         _say_ready(engine, app, sock, self._settings)
-        reporting = asyncio.ensure_future(_report(engine))
+        reporting = None if self._settings.disable_log_stats else asyncio.ensure_future(_report(engine))
         await _first(self._asked.wait(), engine.stopped.wait())
-        reporting.cancel()
+        if reporting is not None:
+            reporting.cancel()
         return await self._end(engine, app)
 
     async def _end(self, engine: EngineClient, app: App) -> int:
@@ -157,6 +170,9 @@ def _app_settings(engine: EngineSettings, settings: ServeSettings) -> AppSetting
         trusts_templates=settings.trust_request_chat_template,
         docs=not settings.disable_fastapi_docs,
         price_per_hour=settings.price_per_hour,
+        log_requests=settings.enable_log_requests or settings.enable_log_outputs,
+        log_texts=settings.enable_log_outputs,
+        max_log_len=settings.max_log_len,
     )
 
 

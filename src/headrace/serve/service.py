@@ -24,6 +24,7 @@ from headrace.serve.callers import caller_of
 from headrace.serve.desk import Desk
 from headrace.serve.fields import MILLISECONDS
 from headrace.serve.http import MAX_BODY, EventStream, json_response, read_json, rename
+from headrace.serve.journal import Journal
 from headrace.serve.metrics import Metrics
 from headrace.serve.news import News
 from headrace.serve.prompts import Conversation, Prompts
@@ -46,6 +47,7 @@ class AppSettings:
     prefix_cache_per_key: callers find only their own prompts in the prefix cache.
     docs: whether /docs and /openapi.json are there. trusts_templates: requests may bring their own chat templates.
     reasoning_fields: names under which chat tells what the model thought. price_per_hour: see `ServeSettings`.
+    log_requests: a line for each; log_texts: with its texts, at most max_log_len characters of each.
     """
 
     names: tuple[str, ...] = ()
@@ -56,6 +58,9 @@ class AppSettings:
     trusts_templates: bool = False
     reasoning_fields: tuple[str, ...] = ("reasoning",)
     price_per_hour: float | None = None
+    log_requests: bool = False
+    log_texts: bool = False
+    max_log_len: int = 1000
 
 
 class Service:
@@ -69,6 +74,7 @@ class Service:
         self.metrics = Metrics(engine, self.names[0], settings.prefix_caching)
         self.prompts = Prompts(engine.tokenizer, engine.template, self.limits)
         self.settings = settings
+        self._journal = Journal(engine.tokenizer, settings.log_texts, settings.max_log_len)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -117,7 +123,12 @@ class Service:
             for stream in streams:
                 await stream.aclose()
             raise
-        return id, News(streams, self.metrics, self.settings.price_per_hour)
+        entry = (
+            self._journal.entry(id, caller.name, asked.stream, asked.params, prompts)
+            if self.settings.log_requests
+            else None
+        )
+        return id, News(streams, self.metrics, self.settings.price_per_hour, entry)
 
     def turns(self, conversation: Conversation, asked: Asked, prompt: Sequence[int]) -> Callable[[], Turn]:
         """Makes what takes a choice's text apart. prompt: the rendered conversation's ids."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from headrace.base.errors import SettingError
+from headrace.base.log import FORMATS
 from headrace.serve.http import MAX_BODY
 from headrace.serve.keys import Key
 
@@ -29,6 +31,9 @@ class ServeSettings:
     price_per_hour: what the machine costs, in US dollars; answers and metrics then tell what requests cost.
     ssl_keyfile, ssl_certfile: PEM; with them only HTTPS is spoken. ssl_ca_certs: whose certificates clients may show;
         ssl_cert_reqs: 0 they need none, 1 they may show one, 2 they must.
+    log_format: "human" or "json", one object a line. disable_log_stats: no line of figures every ten seconds.
+    enable_log_requests: a line for each request, without texts. enable_log_outputs: with its prompt and its answer, at
+        most max_log_len characters of each.
     """
 
     host: str = "127.0.0.1"
@@ -54,11 +59,18 @@ class ServeSettings:
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
     ssl_cert_reqs: int = 0
+    log_format: Literal["human", "json"] = "human"
+    enable_log_requests: bool = False
+    enable_log_outputs: bool = False
+    max_log_len: int = 1000
+    disable_log_stats: bool = False
 
     def __post_init__(self) -> None:
         price = self.price_per_hour
         if price is not None and not 0 <= price < math.inf:
             raise SettingError(f"price_per_hour must be dollars from 0 on, got {price}", param="price_per_hour")
+        if self.log_format not in FORMATS:
+            raise SettingError(f"log_format must be one of {', '.join(FORMATS)}", param="log_format")
         if self.allow_credentials and "*" in self.allowed_origins:
             raise SettingError(
                 "allow_credentials with the origin '*' would let every page act for the user: name the origins",
