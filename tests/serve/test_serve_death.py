@@ -110,3 +110,20 @@ def test_sigterm_while_the_engine_is_started_again(tiny: Path) -> None:
         assert server.stop(within=5) == 0
         assert gone(children)
         assert "Traceback" not in server.log
+
+
+def test_an_engine_that_is_killed_while_it_starts_counts_as_one_more_death(tiny: Path) -> None:
+    with serving(tiny, "--max-model-len", "2k", "--engine-restarts", "2") as server:
+        before = says(server)
+        (first,) = server.children()
+        os.kill(first, signal.SIGKILL)
+        until(lambda: server.children() not in ([], [first]), within=10)
+        (second,) = server.children()
+        os.kill(second, signal.SIGKILL)
+        until(lambda: "the engine is back" in server.log, within=60)
+        assert says(server) == before
+        assert server.log.count("the engine process died (signal 9)") == 2
+        (third,) = server.children()
+        os.kill(third, signal.SIGKILL)
+        assert server.process.wait(10) == 1
+        assert gone([first, second, third])

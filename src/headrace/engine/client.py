@@ -18,7 +18,7 @@ from headrace.base.log import log
 from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
 from headrace.engine.grammars import Checker
-from headrace.engine.link import Link, Watch
+from headrace.engine.link import Link, NeverReady, Watch
 from headrace.engine.loading import TextSide, find, open_text
 from headrace.engine.messages import (
     NO_TERMS,
@@ -303,8 +303,8 @@ class EngineClient:
             await self._until_gone()
             while not self._closing and self._may_restart():
                 log.error("the engine process died (%s); starting another", await self._cause())
-                await self._restart()
-                await self._until_gone()
+                if await self._restart():
+                    await self._until_gone()
         except HeadraceError as error:
             log.error("the engine could not be started again: %s", error)
         finally:
@@ -316,17 +316,21 @@ class EngineClient:
         self._deaths.append(now)
         return len(self._deaths) <= self._care.restarts
 
-    async def _restart(self) -> None:
+    async def _restart(self) -> bool:
+        """Whether the new process got as far as taking requests; raises what it says is wrong."""
         begun = time.monotonic()
         self._past = self._stats = self._stats.after_the_end()
         self._link = await Link.open(self._log_format)
         try:
             self.info = await self._link.begin(self._start)
+        except NeverReady:
+            return False
         except BaseException:
             self._link.kill()
             raise
         self.alive, self._taught = True, False
         log.warning("the engine is back after %.1f s", time.monotonic() - begun)
+        return True
 
     async def _cause(self) -> str:
         await self._link.close(1.0)

@@ -23,6 +23,10 @@ from headrace.engine.wire import HEADER, Start, revived
 _DECODER: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
 
 
+class NeverReady(EngineError):
+    """A process that ended, from outside or by a crash, before it could take requests."""
+
+
 class Link:
     """Make it with `open`; `begin` loads the model."""
 
@@ -46,17 +50,17 @@ class Link:
             raise
 
     async def begin(self, start: Start) -> ModelInfo:
-        """Loads; raises what went wrong."""
+        """Loads; raises what went wrong: NeverReady when the process ended without a word."""
         self._write(msgspec.msgpack.encode(start))
         answer = await self.read()
         if isinstance(answer, Failed):
             raise revived(answer)
         if not isinstance(answer, Ready):
-            raise EngineError("the engine process ended before it was ready")
+            raise NeverReady("the engine process ended before it was ready")
         return answer.info
 
     def send(self, message: ToEngine) -> None:
-        """One message, whenever the process reads it."""
+        """One message, whenever the process reads it; never, if it has gone, as `read` will say."""
         self._write(self._encoder.encode(message))
 
     async def read(self) -> FromEngine | None:
@@ -70,7 +74,8 @@ class Link:
         return message
 
     def _write(self, payload: bytes) -> None:
-        self._writer.write(HEADER.pack(len(payload)) + payload)
+        if not self._writer.is_closing():  # between the process's death and the news of it
+            self._writer.write(HEADER.pack(len(payload)) + payload)
 
     async def close(self, timeout: float) -> None:
         """Waits for the process to end; kills it after `timeout` seconds."""
