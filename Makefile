@@ -55,8 +55,8 @@ bench: $(STAMP) ## a short set of measurements of MODEL; writes bench/results/
 bits: $(STAMP) ## write tests/golden/bits.json anew, after a change of arithmetic that is meant
 	HEADRACE_RENEW_BITS=1 $(BIN)/python -m pytest -q tests/golden/test_bits.py
 
-soak: $(STAMP) $(CLIENTS) ## the long tests
-	$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+soak: $(STAMP) $(CLIENTS) ## an hour of mixed load (HEADRACE_SOAK_SECONDS), and other long tests
+	$(BIN)/python -m pytest -m soak -s --timeout 7200 $(ARGS)
 
 fmt: $(STAMP) ## format Python and C++
 	$(BIN)/ruff check --fix -q src tests bench
