@@ -10,14 +10,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace import SamplingParams
+import numpy as np
+
+from headrace import SamplingParams, StructuredOutputs
 from headrace.base.settings import EngineSettings
 from headrace.engine.engine import Engine
+from headrace.engine.grammars import compiled
 from headrace.engine.loading import load_engine
 from headrace.engine.messages import Add, Terms, Update, WireLogprobs
+from headrace.text.grammar import Grammar, Grammars, Vocabulary, source
 from headrace.weights import open_checkpoint
 
 ALL_IDS = 1 << 30  # as a vocabulary: every id of the model
+
+# Grammars that can go on for a while, in a vocabulary of our own: an id is a byte, larger ones two.
+WANTED = (
+    StructuredOutputs(json={"type": "array", "items": {"type": "string"}, "minItems": 2}),
+    StructuredOutputs(regex="([a-z]+ ?[0-9]*\\n?)+"),
+    StructuredOutputs(json_object=True),
+)
+
+
+def words(size: int) -> Vocabulary:
+    """The bytes of `size` tokens; those below 3 are none of a text."""
+    tokens = [b"" if i < 3 else bytes([i % 256]) if i < 256 else bytes([97 + i % 26, 97 + i % 7]) for i in range(size)]
+    return Vocabulary(np.array([len(t) for t in tokens], "<i4").tobytes(), b"".join(tokens))
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,7 @@ class Call:
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int
+    grammar: Grammar | None = None
 
 
 @dataclass
@@ -59,6 +77,7 @@ class Recorder:
         self._run = self.engine.runner.run
         self.engine.runner.run = self._recording  # type: ignore[method-assign]
         self.answers: dict[str, Answer] = defaultdict(Answer)
+        self._grammars = Grammars(words(self.engine.info.vocab_size))
 
     def _recording(self, batch):  # type: ignore[no-untyped-def]
         result = self._run(batch)
@@ -71,7 +90,9 @@ class Recorder:
         return result
 
     def add(self, name: str, call: Call, priority: int = 0) -> None:
-        self.engine.add(Add(name, list(call.prompt), call.params, call.seed, [2], Terms(priority=priority)))
+        terms = Terms(priority=priority)
+        add = Add(name, list(call.prompt), call.params, call.seed, [2], terms, grammar=call.grammar)
+        self.engine.add(add, compiled(self._grammars, add))
 
     def step(self) -> None:
         for update in self.engine.step():
@@ -105,7 +126,10 @@ def draw_calls(
         kept = rng.choice([0, length // 2, length - 1, length]) if i % 2 else 0
         prompt = shared[:kept] + [rng.randrange(3, vocab) for _ in range(length - kept)]
         params = SamplingParams(max_tokens=rng.choice(max_tokens), **_draw_params(rng, vocab))
-        calls.append(Call(tuple(prompt), params, rng.getrandbits(63)))
+        grammar = None
+        if i % 3 == 0:  # what else forbids tokens could leave none
+            grammar, params.allowed_token_ids, params.bad_token_ids = source(WANTED[i % 9 // 3]), None, None
+        calls.append(Call(tuple(prompt), params, rng.getrandbits(63), grammar))
     return calls
 
 
