@@ -70,6 +70,10 @@ CASES: list[tuple[CallFormat, str, Said]] = [
     (HERMES, '{"name": "f", "arguments": {}}\n{"temp": 3}', [("call", "f", "{}"), ("content", '\n{"temp": 3}')]),
     (HERMES, ' {"name": "f", "arguments": {}}\n{"name": "f", "arguments": {}}',
      [("call", "f", "{}"), ("call", "f", "{}")]),
+    (HERMES, '```json\n{\n  "name": "f",\n  "arguments": {}\n}\n```\nThere.',
+     [("call", "f", "{}"), ("content", "There.")]),
+    (HERMES, '```json\n{"a": 1}\n```', [("content", '```json\n{"a": 1}\n```')]),
+    (HERMES, "```json", [("content", "```json")]),
     # No calls.
     (HERMES, '{"name": "f"}', [("content", '{"name": "f"}')]),
     (HERMES, 'so: {"name": "f", "arguments": {}}', [("content", 'so: {"name": "f", "arguments": {}}')]),
@@ -114,7 +118,7 @@ def test_an_answer_and_its_calls(form: CallFormat, text: str, wanted: Said) -> N
 
 
 FRAGMENTS = st.sampled_from([
-    *HERMES.marks, *LLAMA3.marks, *MISTRAL.marks, "<think>", "</think>", "<tool_",
+    *HERMES.marks, *LLAMA3.marks, *MISTRAL.marks, "<think>", "</think>", "<tool_", "```json\n", "```",
     "[", "]", "{", "}", '"', ",", ":", ";",
     '"name"', '"arguments"', '"parameters"', '"get_weather"', '"f"', "get_weather", '{"name": "f", "arguments": {',
     '{"name": "f", "arguments": {}}', '{"a": 1}', '"a": ', "0", "-1.5e3", "true", "nul", "\\", "\\u12",

@@ -88,7 +88,7 @@ class Chat:
         with service.desk.seat():
             given = await service.read(request, parse_chat)
             ids = await service.prompts.of_chat(given.conversation, given.cut)
-            turn = service.turns(given.conversation, given.asked, ids)
+            turn = await service.turns(given.conversation, given.asked, ids)
             shows = service.settings.reasoning_fields if given.include_reasoning else ()
             id, news = await service.submit(request, "chatcmpl-", given.asked, [ids])
             reply = ChatReply(id, service.names[0], given, news, service.tokenizer, turn, shows)

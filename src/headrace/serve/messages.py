@@ -206,7 +206,7 @@ class Messages:
             given = await service.read(request, parse_message)
             with renamed(_NAMES):
                 ids = await service.prompts.of_chat(given.conversation)
-                turn = service.turns(given.conversation, given.asked, ids)
+                turn = await service.turns(given.conversation, given.asked, ids)
                 id, news = await service.submit(request, "msg_", given.asked, [ids])
             reply = MessageReply(id, service.names[0], given, news, turn(), request.state.request_id)
             return await service.answer(request, reply)

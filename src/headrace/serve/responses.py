@@ -239,7 +239,7 @@ class Responses:
             chat = given.chat
             with renamed(_NAMES):
                 ids = await service.prompts.of_chat(chat.conversation)
-                turn = service.turns(chat.conversation, chat.asked, ids)
+                turn = await service.turns(chat.conversation, chat.asked, ids)
                 id, news = await service.submit(request, "resp_", chat.asked, [ids])
             reply = ResponseReply(id, service.names[0], given, news, turn(), service.tokenizer)
             return await service.answer(request, reply)

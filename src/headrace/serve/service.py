@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.base.errors import RequestError
 from headrace.base.log import log
+from headrace.core.sampling import SamplingParams
+from headrace.core.structured import FIELD, StructuredOutputs
 from headrace.engine.messages import Terms
 from headrace.engine.output import detokenizer
 from headrace.serve.answers import Reply, Turn, new_id
@@ -30,6 +33,8 @@ from headrace.serve.news import News
 from headrace.serve.prompts import Conversation, Prompts
 from headrace.serve.requests import Asked, Limits, generation_defaults
 from headrace.serve.transcript import renamed
+from headrace.serve.tools import Tool, ToolUse, demand
+from headrace.text.demands import demanded
 from headrace.text.dialect import dialect_of
 
 if TYPE_CHECKING:
@@ -130,20 +135,46 @@ class Service:
         )
         return id, News(streams, self.metrics, self.settings.price_per_hour, entry)
 
-    def turns(self, conversation: Conversation, asked: Asked, prompt: Sequence[int]) -> Callable[[], Turn]:
-        """Makes what takes a choice's text apart. prompt: the rendered conversation's ids."""
-        dialect, tokenizer = self.limits.dialect, self.tokenizer
-        names, opened = conversation.tools.names, dialect.opened_by(prompt, tokenizer)
+    async def turns(self, conversation: Conversation, asked: Asked, prompt: Sequence[int]) -> Callable[[], Turn]:
+        """Makes what takes a choice's text apart; `asked.params` get what the sampler must enforce.
+
+        prompt: the rendered conversation's ids. RequestError: names the tool that cannot be enforced.
+        """
+        dialect, tokenizer, tools = self.limits.dialect, self.tokenizer, conversation.tools
+        names, opened = tools.names, dialect.opened_by(prompt, tokenizer)
+        with renamed(asked.form_names):
+            wanted = demand(tools, opened, asked.params.structured_outputs)
+            if wanted is not None:
+                form = StructuredOutputs(grammar=demanded(wanted, dialect, opened))
+                await self._check(form, tools, asked.params.structured_outputs)
+                asked.params.structured_outputs = form
         size = dialect.calls.id_size if dialect.calls else 0
 
         def turn() -> Turn:
             return Turn(
-                dialect.reader(names, opened),
+                dialect.reader(names, tools.parallel, opened),
                 lambda: secrets.token_hex(size)[:size] if size else new_id("call_"),
                 (lambda: detokenizer(tokenizer, asked.params, prompt)) if dialect.thinking else None,
             )
 
         return turn
+
+    async def _check(self, whole: StructuredOutputs, tools: ToolUse, form: StructuredOutputs | None) -> None:
+        """RequestError that names which part of the whole cannot be enforced, or all of them together."""
+        try:
+            await self.engine.grammar(SamplingParams(structured_outputs=whole))
+        except RequestError as error:
+            for tool in tools.callable:
+                await self._check_tool(tool)
+            await self.engine.grammar(SamplingParams(structured_outputs=form))
+            raise RequestError(f"tools cannot be enforced together: {error}", param="tools") from None
+
+    async def _check_tool(self, tool: Tool) -> None:
+        place = f"{tool.place}.parameters"
+        try:
+            await self.engine.grammar(SamplingParams(structured_outputs=StructuredOutputs(json=tool.schema)))
+        except RequestError as error:
+            raise RequestError(f"The tool {tool.name}: {str(error).replace(FIELD, place)}", param=place) from None
 
     async def answer(self, request: Request, reply: Reply) -> Response:
         """The response: a stream of events or one body, as was asked."""

@@ -6,6 +6,7 @@ Does not know: HTTP, the shapes of answers. Source: OpenAI's reference of chat c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,7 +14,10 @@ from typing import Any, Final
 from headrace.base.errors import RequestError
 from headrace.base.rules import either, flag, list_of, matching, one_of, open_object, record, refuse, text
 from headrace.core.sampling import SamplingParams
+from headrace.core.structured import FIELD, StructuredOutputs
+from headrace.text.demands import Demand
 from headrace.text.dialect import Dialect
+from headrace.text.grammar import embedded
 
 MAX_TOOLS = 128
 MAX_SCHEMA_VALUES = 16_384  # JSON values in the parameters of all tools
@@ -49,6 +53,13 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Of its arguments: no parameters, no arguments."""
+        if not self.parameters:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        return {"type": "object", **self.parameters}
+
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
@@ -75,6 +86,11 @@ class ToolUse:
         return tuple(tool for tool in self.tools if self.choice != "named" or tool.name == self.named)
 
     @property
+    def demanded(self) -> bool:
+        """Whether the answer must be calls."""
+        return self.choice in ("required", "named")
+
+    @property
     def names(self) -> frozenset[str]:
         """Of the callable ones."""
         return frozenset(tool.name for tool in self.callable)
@@ -98,8 +114,42 @@ def tool_use(given: Mapping[str, Any], dialect: Dialect) -> ToolUse:
 
 def prepare(params: SamplingParams, use: ToolUse, dialect: Dialect) -> None:
     """Tell the sampler what an answer with these tools needs."""
-    shown = dialect.shown(calls=bool(use.callable))
-    params.shown_token_ids = list(shown) or None
+    params.shown_token_ids = dialect.shown(calls=bool(use.callable)) or None
+
+
+def demand(use: ToolUse, thinks: bool, form: StructuredOutputs | None) -> Demand | None:
+    """What the sampler must enforce; None if nothing, or if `form` says it all. thinks: the prompt has begun to.
+
+    form: what the client wants of answers that are no calls. RequestError: names the tool whose schema cannot be.
+    """
+    strict = any(tool.strict for tool in use.callable)
+    open_ended = form is None or not (use.callable or thinks)
+    if open_ended and not (use.demanded or strict or (use.callable and not use.parallel)):
+        return None
+    return Demand(
+        calls=[(tool.name, _arguments(tool, use.demanded or tool.strict)) for tool in use.callable],
+        called=use.demanded,
+        parallel=use.parallel and use.choice != "named",
+        content=None if form is None or use.demanded else _content(form),
+        strict=strict,
+    )
+
+
+def _arguments(tool: Tool, enforced: bool) -> str:
+    try:
+        return embedded(tool.schema if enforced else {"type": "object"}, f"{tool.place}.parameters")
+    except RequestError as error:
+        raise RequestError(f"The tool {tool.name}: {error}", param=error.param) from None
+
+
+def _content(form: StructuredOutputs) -> str:
+    """The grammar of a form within another."""
+    if form.choice is not None:
+        return f"({' | '.join(json.dumps(choice, ensure_ascii=False) for choice in form.choice)})"
+    if form.json is None and form.json_object is None:
+        why = "cannot be combined with tools that may be called, nor with reasoning that the prompt begins"
+        refuse(f"{FIELD}.{form.kind}", why, code="unsupported_parameter")
+    return embedded({"type": "object"} if form.json is None else form.json, f"{FIELD}.json")
 
 
 def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:

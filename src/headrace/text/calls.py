@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -38,8 +39,10 @@ class CallFormat:
     """How a family of models writes calls.
 
     open, close: the marks around a call, or around a list of them; close may be "".
+    head, before, middle, after, joint, tail: what a grammar has written:
+        head  before NAME middle {...} after  joint  before NAME middle {...} after  tail
     bare: an object alone, without marks, is a call too, at the start of the answer and after another call.
-    between: what may stand between two bare calls.
+    between: what may stand between two bare calls. fence: what may open one; three backticks close it then.
     named: ``open NAME [CALL_ID] ID [ARGS] {...}`` is a call, where the parts in brackets are such marks or absent.
     id_size: letters and digits of a call's id, where the template wants a number of them; otherwise 0.
     """
@@ -47,8 +50,15 @@ class CallFormat:
     name: str
     open: str
     close: str = ""
+    head: str = ""
+    before: str = '{"name": "'
+    middle: str = '", "arguments": '
+    after: str = "}"
+    joint: str = ""
+    tail: str = ""
     bare: bool = False
     between: str = ""
+    fence: str = ""
     named: bool = False
     id_size: int = 0
 
@@ -59,9 +69,21 @@ class CallFormat:
 
 
 CALL_ID, ARGS = _NAMED_MARKS = ("[CALL_ID]", "[ARGS]")
-HERMES = CallFormat("hermes", "<tool_call>", "</tool_call>", bare=True)
-LLAMA3 = CallFormat("llama3", "<|python_tag|>", bare=True, between=";")
-MISTRAL = CallFormat("mistral", "[TOOL_CALLS]", named=True, id_size=9)
+HERMES = CallFormat(
+    "hermes",
+    "<tool_call>",
+    "</tool_call>",
+    before='<tool_call>\n{"name": "',
+    after="}\n</tool_call>",
+    joint="\n",
+    bare=True,
+    fence="```json",
+)
+LLAMA3 = CallFormat("llama3", "<|python_tag|>", middle='", "parameters": ', joint="; ", bare=True, between=";")
+MISTRAL = CallFormat("mistral", "[TOOL_CALLS]", head="[TOOL_CALLS][", joint=", ", tail="]", named=True, id_size=9)
+MISTRAL_NAMED = CallFormat(
+    "mistral with names", "[TOOL_CALLS]", before="[TOOL_CALLS]", middle=ARGS, after="", named=True, id_size=9
+)
 
 
 class _NoCall(Exception):
@@ -69,12 +91,15 @@ class _NoCall(Exception):
 
 
 class CallReader:
-    """A `Reader` of content and calls. names: of the tools that may be called; others are no calls."""
+    """A `Reader` of content and calls. names: of the tools that may be called; others are no calls.
+
+    most: calls that are read; what comes after them is content.
+    """
 
     reasoned = 0
 
-    def __init__(self, form: CallFormat, names: Collection[str]) -> None:
-        self._form, self._names = form, frozenset(names)
+    def __init__(self, form: CallFormat, names: Collection[str], most: int = sys.maxsize) -> None:
+        self._form, self._names, self._most = form, frozenset(names), most
         self._text = ""  # what was not told yet; read up to _at
         self._at = 0
         self._over = False
@@ -112,6 +137,8 @@ class CallReader:
         self._text, self._at = self._text[size:], 0
 
     def _begin(self, name: str) -> None:
+        if self._calls == self._most:
+            raise _NoCall
         self._pieces.append(CallStart(self._calls, name))
         self._calls += 1
 
@@ -183,17 +210,21 @@ class CallReader:
                 yield from self._talk(after_call=fresh and self._calls > 0)
                 fresh = False
             else:
-                fresh = yield from self._called(marked=opened != "")
+                fresh = yield from self._called(opened)
 
     def _opens(self, bare: bool) -> Reading[str | None]:
-        """The mark that opens a call here, taken with the white space before it; "" for a bare one; None."""
+        """What opens a call here, taken with the white space around it: a mark, a fence, or nothing (""); or None."""
         yield from self._run(_SPACES)
         if (yield from self._take(self._form.open)):
             return self._form.open
         if bare and self._calls and self._form.between:
             yield from self._take(self._form.between)
             yield from self._run(_SPACES)
-        return "" if bare and (yield from self._peek()) == "{" else None
+        fence = self._form.fence if bare and self._form.fence else ""
+        if fence:
+            fence = yield from self._take(fence)
+            yield from self._run(_SPACES)
+        return fence if bare and (yield from self._peek()) == "{" else None
 
     def _talk(self, after_call: bool) -> Reading[None]:
         """Content, up to what may be a call."""
@@ -210,9 +241,10 @@ class CallReader:
                 self._content(len(self._text))
                 return
 
-    def _called(self, marked: bool) -> Reading[bool]:
+    def _called(self, opened: str) -> Reading[bool]:
         """A call, or several in a list, and the mark that closes them. False: there was none, or it broke."""
-        calls = self._calls
+        calls, marked = self._calls, opened == self._form.open
+        close = self._form.close if marked else "```" if opened else ""
         try:
             yield from self._run(_SPACES)
             yield from self._body(marked)
@@ -223,9 +255,9 @@ class CallReader:
             self._telling = False
             self._content(self._at)
             return False
-        if marked and self._form.close:
+        if close:
             yield from self._run(_SPACES)
-            yield from self._take(self._form.close)
+            yield from self._take(close)
         self._drop(self._at)
         return self._calls > calls
 

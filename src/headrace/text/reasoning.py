@@ -7,7 +7,7 @@ Does not know: calls, tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.text.speech import Piece, Reader, Reasoning
 from headrace.text.stops import overlap
@@ -15,8 +15,7 @@ from headrace.text.stops import overlap
 SPACE = " \t\n\r"
 
 
-@dataclass(frozen=True, slots=True)
-class Thinking:
+class Thinking(NamedTuple):
     """The marks around reasoning."""
 
     open: str
