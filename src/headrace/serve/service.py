@@ -32,8 +32,8 @@ from headrace.serve.metrics import Metrics
 from headrace.serve.news import News
 from headrace.serve.prompts import Conversation, Prompts
 from headrace.serve.requests import Asked, Limits, generation_defaults
-from headrace.serve.transcript import renamed
 from headrace.serve.tools import Tool, ToolUse, demand
+from headrace.serve.transcript import renamed
 from headrace.text.demands import demanded
 from headrace.text.dialect import dialect_of
 
