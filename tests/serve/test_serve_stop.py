@@ -26,7 +26,7 @@ def test_before_the_model_is_there(tiny: Path) -> None:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        port = re.search(r"port (\d+)", process.stderr.readline())
+        port = re.search(r"127\.0\.0\.1:(\d+)", process.stderr.readline())
         assert port is not None
         url = f"http://127.0.0.1:{port[1]}"
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -119,3 +119,78 @@ def test_a_client_that_does_not_read_holds_nobody_up(tiny: Path) -> None:
             assert server.stop(within=10) == 0
             assert time.monotonic() - start < 6
         assert "Traceback" not in server.log
+
+
+def test_a_unix_socket(tiny: Path, tmp_path: Path) -> None:
+    """Listened on, in the place of one that a dead server left; not taken from a living one; gone at the end."""
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    command = [sys.executable, "-m", "headrace.cli", "serve", str(tiny), "--uds", str(path), "--backend", "reference"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert any("startup complete" in line for line in iter(process.stderr.readline, ""))
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+            assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+        second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert second.returncode == 1
+        assert "in use" in second.stderr
+        assert path.exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert not path.exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+WATCH = """
+import sys
+
+EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.sendmsg",
+          "subprocess.Popen", "os.system", "os.posix_spawn", "urllib.Request")
+
+
+def seen(event, args):
+    if event in EVENTS:
+        with open(LOG, "a") as log:
+            print(event, args, file=log)
+
+
+sys.addaudithook(seen)
+"""
+
+
+def test_nobody_is_told_of_anything(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process of a server with a model on disk looks up a name, connects to anybody, or runs another program."""
+    log = tmp_path / "seen"
+    (tmp_path / "sitecustomize.py").write_text(f"LOG = {str(log)!r}\n{WATCH}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with serving(tiny) as server:
+        assert httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+        assert httpx.post(server.url + "/v1/chat/completions", json=chat).status_code == 200
+        for path in ("/metrics", "/trace", "/version", "/openapi.json"):
+            assert httpx.get(server.url + path).status_code == 200
+        assert not established(server.process.pid, server.port)
+        assert not established(server.children()[0], server.port)
+        assert server.stop() == 0
+    told = log.read_text().splitlines()
+    ours = ("subprocess.Popen", "headrace.engine.process")
+    assert [line for line in told if not all(word in line for word in ours)] == [
+        "socket.getaddrinfo ('127.0.0.1', 0, 0, 1, 0)"
+    ]
+    assert len(told) == 2
+
+
+def established(pid: int, port: int) -> list[str]:
+    """Connections of a process other than those to its own port (proc(5), net/tcp)."""
+    mine = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
+    found = []
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if f"socket:[{fields[9]}]" in mine and int(fields[1].rpartition(":")[2], 16) != port:
+                found.append(line)
+    return found

@@ -30,6 +30,7 @@ KEY: dict[str, Any] = {"parser": key_of, "metavar": "KEY"}
 SERVE_FLAGS: FlagTable = {  # by field of ServeSettings
     "host": (str, {}, "Address to listen on."),
     "port": (int, {"min": 0, "max": 65535}, "Port; 0: a free one."),
+    "uds": (str | None, {}, "Path of a Unix socket to listen on, in the place of host and port."),
     "served_model_name": (list[str], {}, "Name in the API, may be given again for more; the first is echoed."),
     "shutdown_timeout": (float, {"min": 0}, "Seconds for running requests on SIGTERM."),
     "max_body_bytes": (int, COUNT, "Largest request body."),

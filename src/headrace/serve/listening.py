@@ -14,6 +14,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -74,6 +75,35 @@ def bind(host: str, port: int) -> socket.socket:
         sock.close()
         raise cannot_listen(host, port, error) from None
     return sock
+
+
+@contextmanager
+def bound_to(settings: ServeSettings) -> Iterator[socket.socket]:
+    """The socket that the settings ask for. A dead Unix socket is taken away before, its file at the end."""
+    if settings.uds is None:
+        with bind(settings.host, settings.port) as sock:
+            yield sock
+        return
+    path = Path(settings.uds)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            if path.is_socket() and sock.connect_ex(str(path)) == errno.ECONNREFUSED:
+                path.unlink()
+            sock.bind(str(path))
+        except OSError as error:
+            raise SettingError(f"cannot listen on {str(path)!r}: {error}", param="uds") from None
+        try:
+            yield sock
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def address(sock: socket.socket, settings: ServeSettings) -> str:
+    """Where clients find it: the beginning of a URL, or ``unix:PATH``."""
+    if settings.uds is not None:
+        return f"unix:{settings.uds}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{'http' if settings.ssl_certfile is None else 'https'}://{host}:{sock.getsockname()[1]}"
 
 
 def cannot_listen(host: str, port: int, error: BaseException) -> SettingError:

@@ -28,7 +28,15 @@ from headrace.serve.app import App
 from headrace.serve.errors import GoingAway
 from headrace.serve.front import Cors, Gate, front
 from headrace.serve.keys import KeyRing, key_ring
-from headrace.serve.listening import Listening, bind, cannot_listen, connections_allowed, is_loopback, tls_context
+from headrace.serve.listening import (
+    Listening,
+    address,
+    bound_to,
+    cannot_listen,
+    connections_allowed,
+    is_loopback,
+    tls_context,
+)
 from headrace.serve.service import AppSettings
 from headrace.serve.settings import ServeSettings
 from headrace.weights import resolve
@@ -53,13 +61,14 @@ def serve(engine: EngineSettings, settings: ServeSettings) -> int:
 def _serve(engine: EngineSettings, settings: ServeSettings) -> int:
     keys = key_ring(settings.api_key, settings.api_key_file, os.environ)
     tls = tls_context(settings)
-    sock = bind(settings.host, settings.port)
-    if not len(keys) and not is_loopback(settings.host):
-        log.warning("everybody who reaches %s may use this server: --api-key asks for a key", settings.host)
-    # Fetched out here, where Ctrl-C still ends a download; the engine then finds it at once.
-    resolve(engine.model, revision=engine.revision)
-    with sock, asyncio.Runner(loop_factory=uvicorn.Config(_run, log_config=None).get_loop_factory()) as runner:
-        return runner.run(_run(engine, settings, keys, tls, sock))
+    loop_factory = uvicorn.Config(_run, log_config=None).get_loop_factory()
+    with bound_to(settings) as sock:
+        if not len(keys) and settings.uds is None and not is_loopback(settings.host):
+            log.warning("everybody who reaches %s may use this server: --api-key asks for a key", settings.host)
+        # Fetched out here, where Ctrl-C still ends a download; the engine then finds it at once.
+        resolve(engine.model, revision=engine.revision)
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            return runner.run(_run(engine, settings, keys, tls, sock))
 
 
 async def _run(
@@ -97,7 +106,8 @@ class _Process:
             if serving.done():
                 host, port = self._settings.host, self._settings.port
                 raise cannot_listen(host, port, serving.exception() or OSError("closed"))
-            log.info("loading %s; port %d answers 503 until then", self._engine_settings.model, sock.getsockname()[1])
+            at = address(sock, self._settings)
+            log.info("loading %s; requests get 503 until then on %s", self._engine_settings.model, at)
             return await self._loaded(sock)
         finally:
             server.should_exit = True
@@ -208,10 +218,7 @@ def _say_ready(engine: EngineClient, app: App, sock: socket.socket, settings: Se
         log.info("sampling defaults from the model's generation_config.json: %s", app.limits.defaults)
     if engine.template is None:
         log.warning("the model has no chat template: /v1/chat/completions answers 400")
-    scheme = "http" if settings.ssl_certfile is None else "https"
-    where = f"[{settings.host}]" if ":" in settings.host else settings.host
-    names = ", ".join(app.names)
-    at = f"{scheme}://{where}:{sock.getsockname()[1]}"
+    names, at = ", ".join(app.names), address(sock, settings)
     log.info("serving %s on %s/v1 (health, metrics, trace beside it)", names, at)
     log.info("Application startup complete.")
 

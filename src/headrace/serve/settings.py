@@ -16,7 +16,7 @@ from headrace.serve.keys import Key
 class ServeSettings:
     """Where and how to serve.
 
-    port: 0 takes a free one.
+    port: 0 takes a free one. uds: the path of a Unix socket, in the place of host and port.
     served_model_name: names in the API, the first is echoed; none: the reference that the model was loaded by.
     max_connections: that are held at once; what comes beyond is answered 503.
     shutdown_timeout: seconds that running requests get on SIGTERM.
@@ -38,6 +38,7 @@ class ServeSettings:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
     served_model_name: tuple[str, ...] = ()
     shutdown_timeout: float = 30.0
     max_body_bytes: int = MAX_BODY
