@@ -36,6 +36,8 @@ def good(rng: random.Random, count: int) -> list[Question]:
         {}, {"temperature": 0}, {"temperature": 1.3, "top_p": 0.9}, {"n": 3}, {"n": 2, "stop": ["e", "zz"]},
         {"min_tokens": 5, "stop_token_ids": [70, 71]}, {"frequency_penalty": 0.7, "repetition_penalty": 1.1},
         {"top_k": 20, "min_p": 0.01, "presence_penalty": 0.5}, {"logit_bias": {"40": 5, "41": -100}},
+        {"structured_outputs": {"regex": "[a-f]{3,40}x"}}, {"structured_outputs": {"choice": ["left", "right"]}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
     )  # fmt: skip
     questions = []
     for number in range(count):
@@ -43,7 +45,11 @@ def good(rng: random.Random, count: int) -> list[Question]:
         prompt = " ".join(f"word{rng.randrange(1000)}" for _ in range(rng.choice((1, 4, 4, 20, 40))))
         if number % 3 == 0:
             prompt = SHARED + prompt
-        body = {"seed": number, "max_tokens": rng.choice((1, 8, 30, 60)), **extra}
+        body = {
+            "seed": number,
+            "max_tokens": rng.choice((6, 8, 30, 60) if "min_tokens" in extra else (1, 8, 30, 60)),
+            **extra,
+        }
         if "structured_outputs" not in extra and "response_format" not in extra:
             body["ignore_eos"] = rng.random() < 0.7
         logprobs = rng.random() < 0.3
@@ -71,6 +77,9 @@ BAD: tuple[tuple[bytes, frozenset[int]], ...] = tuple(
         ({"prompt": "x", "temperature": "hot"}, {400}), ({"prompt": "x", "stop_token_ids": [10**7]}, {400}),
         ({"prompt": "x", "logit_bias": {"999999": 1}}, {400}), ({"prompt": "x", "repetition_penalty": 0}, {400}),
         ({"prompt": "x" * 40_000}, {400}), ({"prompt": "x", "model": "\n ERROR"}, {404}),
+        ({"prompt": "x", "structured_outputs": {"regex": "("}}, {400}),
+        ({"prompt": "x", "structured_outputs": {"json": {"type": "strng"}}}, {400}),
+        ({"prompt": "x", "structured_outputs": {"grammar": "no grammar"}}, {400}),
         ({"prompt": "x", "stop": [""]}, {400}), ({"prompt": "x", "nonsense": 1}, {400}),
     )
 )  # fmt: skip
