@@ -10,8 +10,9 @@ import pytest
 from scripted import Handler, Scripted, scripted, speak
 
 from headrace.base.errors import SettingError
+from headrace.base.goals import parse_goals
 from headrace.bench.client import Target
-from headrace.bench.load import ENDPOINTS, Api, Seen, measured, parse_goals, results
+from headrace.bench.load import ENDPOINTS, Api, Seen, measured, results
 from headrace.bench.work import Lengths, asks
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from headrace.core.sampling import SamplingParams
 from headrace.engine.client import Stream
@@ -37,6 +40,8 @@ class FakeEngine:
         self.info = ModelInfo(**{**known, **info})
         self.tokenizer, self.template = tokenizer, template
         self.alive = True
+        self.pid = os.getpid()
+        self.counts = Stats()  # what `stats` tells of besides
         self.stopped = asyncio.Event()
         self.says = tokenizer.encode("the answer is here", add_special_tokens=False)
         self.pace = 0.0
@@ -79,7 +84,8 @@ class FakeEngine:
         return sum(not task.done() for task in self._tasks.values())
 
     def stats(self) -> Stats:
-        return Stats(running=self.running, pages=16, prompt_tokens=sum(len(add.prompt) for add in self.seen))
+        prompts = sum(len(add.prompt) for add in self.seen)
+        return msgspec.structs.replace(self.counts, running=self.running, pages=16, prompt_tokens=prompts)
 
     async def trace(self, last: int = 100) -> list[dict[str, Any]]:
         return [{"number": i} for i in range(min(last, 3))]

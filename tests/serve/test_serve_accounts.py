@@ -20,6 +20,8 @@ from headrace.serve.app import App
 from headrace.serve.service import AppSettings
 from headrace.serve.settings import ServeSettings
 
+pytest_plugins = ["serve_fixtures"]
+
 ASK = {"prompt": "the answer", "max_tokens": 3}
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 PRICE = 7.2  # a day's coffee an hour: 0.002 a second

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import sys
 import time
 from collections import Counter
@@ -28,7 +27,6 @@ from headrace.bench.report import quantiles
 from headrace.bench.work import Ask
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
-GOALS = ("ttft", "tpot", "e2el")
 _TICK = 0.5  # seconds between two looks at the progress
 
 
@@ -134,7 +132,7 @@ def measured(
     goals: Mapping[str, float] | None = None,
     show: bool = True,
 ) -> dict[str, Any]:
-    """Sends requests when they are due and tells what came of them. goals: see `parse_goals`.
+    """Sends requests when they are due and tells what came of them. goals: see `base.goals`.
 
     concurrency: requests open at most; those that are due wait. SettingError if the server does not answer at all.
     """
@@ -307,22 +305,6 @@ def results(seen: Sequence[Seen], seconds: float, goals: Mapping[str, float]) ->
 
 def _meets(seen: Seen, goals: Mapping[str, float]) -> bool:
     return all(1e3 * getattr(seen, name) <= limit for name, limit in goals.items())
-
-
-def parse_goals(given: Sequence[str]) -> dict[str, float]:
-    """``ttft:200`` and the like: what a good answer keeps to, in milliseconds."""
-    goals = {}
-    for text in given:
-        name, _, limit = text.partition(":")
-        try:
-            goals[name] = float(limit)
-        except ValueError:
-            goals[name] = math.nan
-        if name not in GOALS or not goals[name] > 0:
-            raise SettingError(
-                f"{text!r} is no goal; write {', '.join(f'{g}:MILLISECONDS' for g in GOALS)}", param="goodput"
-            )
-    return goals
 
 
 class _Progress:

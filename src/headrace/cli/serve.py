@@ -53,6 +53,7 @@ SERVE_FLAGS: FlagTable = {  # by field of ServeSettings
     "disable_fastapi_docs": (bool, {}, "No /docs and no /openapi.json."),
     "prefix_cache_per_key": (bool, {}, "Callers find only their own prompts in the prefix cache."),
     "price_per_hour": (float | None, {"metavar": "USD"}, "What the machine costs: answers and metrics tell costs."),
+    "goodput": (list[str], {"metavar": "NAME:MS"}, "What good answers keep to: 'ttft:500 tpot:50 e2el:5000'."),
     "allowed_origins": (list[str], {}, "Origin whose scripts may ask, or '*'; may be given again. None: CORS is off."),
     "allowed_methods": (list[str], {}, "Method that they may use; may be given again."),
     "allowed_headers": (list[str], {}, "Header that they may send; may be given again."),

@@ -52,8 +52,8 @@ class Stream:
     Ends when every choice has. `aclose`, or leaving an ``async with``, gives the request up.
     accounted: it ends only when the account of each choice is there too; where a stop string has ended one, that comes
     a step later. token_times: by choice, when its tokens came, time.monotonic seconds; None: not noted.
-    seat: its place in the client's queue. choices: how many. cached_tokens: prompt tokens found in the prefix cache;
-    prompt_logprobs: both are known with the first news.
+    seat: its place in the client's queue. choices, max_tokens: those of the request.
+    cached_tokens: prompt tokens found in the prefix cache; prompt_logprobs: both are known with the first news.
     """
 
     def __init__(self, client: EngineClient, request: Add, seat: Seat) -> None:
@@ -61,6 +61,7 @@ class Stream:
         self.request_id = request.request_id
         self.prompt_token_ids = request.prompt
         self.seed = request.seed
+        self.max_tokens = request.params.max_tokens
         self.cached_tokens = 0
         self.prompt_logprobs: list[Logprobs | None] | None = None
         self.metrics = RequestMetrics(arrival=request.arrival)
@@ -260,6 +261,11 @@ class EngineClient:
     def stats(self) -> Stats:
         """The latest snapshot that the engine sent."""
         return self._stats
+
+    @property
+    def pid(self) -> int:
+        """Of the engine's process."""
+        return self._link.process.pid
 
     async def trace(self, last: int = 100) -> list[dict[str, Any]]:
         """The last records of the step trace."""

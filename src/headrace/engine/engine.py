@@ -63,7 +63,7 @@ class Engine:
         self._deadlines: list[tuple[float, int, str]] = []  # a heap: when, a sequence of the request, its name
         self._rates = (0.0, 0.0)
         self._next = 0
-        self._prompt_tokens = self._generated = self._steps = self._tokens = 0
+        self._prompt_tokens = self._cached_tokens = self._generated = self._steps = self._tokens = 0
         self._sizes = [0] * (len(STEP_TOKENS) + 1)
         self._schedule_s = self._run_s = self._commit_s = 0.0
         self._owed = 0.0  # seconds of the last commit, which the next step is charged
@@ -231,6 +231,7 @@ class Engine:
             entry.counted = True
             self._began.append(sequence.request)
             self._prompt_tokens += sequence.cached
+            self._cached_tokens += sequence.cached
         if new and not entry.first:
             entry.first = now
         self._prompt_tokens += min(item.count, sequence.prompt_len - item.start)
@@ -301,6 +302,7 @@ class Engine:
             self._tokens,
             self._sizes,
             *self._rates,
+            self._cached_tokens,
         )
 
     def records(self, last: int) -> list[dict[str, Any]]:

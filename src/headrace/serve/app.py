@@ -33,6 +33,7 @@ from headrace.serve.openapi import Operation, document, page, page_policy
 from headrace.serve.responses import Responses
 from headrace.serve.service import AppSettings, Service
 from headrace.serve.shapes import Health, ModelCard, ModelList, TraceAnswer, VersionAnswer
+from headrace.serve.traffic import Counted
 from headrace.serve.version import version
 
 if TYPE_CHECKING:
@@ -62,13 +63,17 @@ class App:
         self.names, self.limits = self.service.names, self.service.limits
         self.desk, self.metrics = self.service.desk, self.service.metrics
         self._created = int(time.time())
-        self.routes: ASGIApp = self._fastapi()
+        paths: dict[Any, str] = {}
+        self.routes: ASGIApp = Counted(self._fastapi(paths), self.metrics.http, paths)
         self.asgi = RequestIds(self.routes)
 
-    def _fastapi(self) -> FastAPI:
-        routes: list[BaseRoute] = [
-            Route(path, _guarded(handler), methods=[method]) for method, path, handler, _ in self.table
-        ]
+    def _fastapi(self, paths: dict[Any, str]) -> FastAPI:
+        """paths: filled with the path of each endpoint."""
+        routes: list[BaseRoute] = []
+        for method, path, handler, _ in self.table:
+            endpoint = _guarded(handler)
+            paths[endpoint] = path.replace(":path}", "}")
+            routes.append(Route(path, endpoint, methods=[method]))
         handlers: Any = {HTTPException: _refuse}
         return FastAPI(
             routes=routes,

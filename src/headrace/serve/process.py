@@ -183,6 +183,7 @@ def _app_settings(engine: EngineSettings, settings: ServeSettings) -> AppSetting
         log_requests=settings.enable_log_requests or settings.enable_log_outputs,
         log_texts=settings.enable_log_outputs,
         max_log_len=settings.max_log_len,
+        goodput=settings.goodput,
     )
 
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.base.errors import RequestError
+from headrace.base.goals import parse_goals
 from headrace.base.log import log
 from headrace.core.sampling import SamplingParams
 from headrace.core.structured import FIELD, StructuredOutputs
@@ -51,8 +52,8 @@ class AppSettings:
 
     prefix_cache_per_key: callers find only their own prompts in the prefix cache.
     docs: whether /docs and /openapi.json are there. trusts_templates: requests may bring their own chat templates.
-    reasoning_fields: names under which chat tells what the model thought. price_per_hour: see `ServeSettings`.
-    log_requests: a line for each; log_texts: with its texts, at most max_log_len characters of each.
+    reasoning_fields: names under which chat tells what the model thought. price_per_hour, goodput: as of
+    `ServeSettings`. log_requests: a line for each; log_texts: with its texts, at most max_log_len characters of each.
     """
 
     names: tuple[str, ...] = ()
@@ -66,6 +67,7 @@ class AppSettings:
     log_requests: bool = False
     log_texts: bool = False
     max_log_len: int = 1000
+    goodput: tuple[str, ...] = ()
 
 
 class Service:
@@ -76,7 +78,13 @@ class Service:
         self.names = settings.names or (engine.info.name,)
         self.limits = limits_of(engine, self.names, settings)
         self.desk = Desk()
-        self.metrics = Metrics(engine, self.names[0], settings.prefix_caching)
+        self.metrics = Metrics(
+            engine,
+            self.names[0],
+            settings.prefix_caching,
+            price_per_hour=settings.price_per_hour,
+            goals=parse_goals(settings.goodput),
+        )
         self.prompts = Prompts(engine.tokenizer, engine.template, self.limits)
         self.settings = settings
         self._journal = Journal(engine.tokenizer, settings.log_texts, settings.max_log_len)

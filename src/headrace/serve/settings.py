@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headrace.base.errors import SettingError
+from headrace.base.goals import parse_goals
 from headrace.base.log import FORMATS
 from headrace.serve.http import MAX_BODY
 from headrace.serve.keys import Key
@@ -29,6 +30,7 @@ class ServeSettings:
     prefix_cache_per_key: callers find only their own prompts in the prefix cache, so that its speed tells them nothing.
     allowed_origins and the next three: what scripts of other origins may do (CORS); no origins: nothing.
     price_per_hour: what the machine costs, in US dollars; answers and metrics then tell what requests cost.
+    goodput: what good answers keep to, such as ttft:500 (milliseconds); metrics then count those that did.
     ssl_keyfile, ssl_certfile: PEM; with them only HTTPS is spoken. ssl_ca_certs: whose certificates clients may show;
         ssl_cert_reqs: 0 they need none, 1 they may show one, 2 they must.
     log_format: "human" or "json", one object a line. disable_log_stats: no line of figures every ten seconds.
@@ -56,6 +58,7 @@ class ServeSettings:
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
     price_per_hour: float | None = None
+    goodput: tuple[str, ...] = ()
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
@@ -67,6 +70,7 @@ class ServeSettings:
     disable_log_stats: bool = False
 
     def __post_init__(self) -> None:
+        parse_goals(self.goodput)
         price = self.price_per_hour
         if price is not None and not 0 <= price < math.inf:
             raise SettingError(f"price_per_hour must be dollars from 0 on, got {price}", param="price_per_hour")

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from headrace.base.errors import SettingError
+from headrace.base.goals import parse_goals
 from headrace.base.settings import DEFAULT_MODEL, EngineSettings
 from headrace.bench.client import Target
-from headrace.bench.load import ENDPOINTS, Api, measured, parse_goals
+from headrace.bench.load import ENDPOINTS, Api, measured
 from headrace.bench.report import figures
 from headrace.bench.served import served
 from headrace.bench.work import Lengths, asks
