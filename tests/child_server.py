@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ class Server:
         threading.Thread(target=self._read, daemon=True).start()
         assert self._ready.wait(120), self.log
         assert self.process.poll() is None, self.log
-        self.port = next(int(line.rpartition(":")[2].split("/")[0]) for line in self.lines if "http://" in line)
+        self.port = next(int(found[1]) for line in self.lines if (found := re.search(r"http://[^ /]*:(\d+)", line)))
         self.url = f"http://127.0.0.1:{self.port}"
 
     def _read(self) -> None:

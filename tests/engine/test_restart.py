@@ -78,6 +78,18 @@ async def test_it_is_started_again_and_says_the_same(client: EngineClient, numbe
         client.submit(PROMPT, GREEDY, request_id="late")
 
 
+async def test_an_engine_that_waits_for_nobody_is_left_alone(client: EngineClient) -> None:
+    """A stream that is not read, though all of it has come, and a request that the engine knows nothing of."""
+    first = pid(client)
+    unread = client.submit(PROMPT, GREEDY, request_id="unread")
+    await until(lambda: not client.queue.live)
+    with client.queue.room(1, 5):
+        await asyncio.sleep(2.5)
+        assert client.alive
+        assert pid(client) == first
+    assert len(await tokens(unread)) == 20
+
+
 async def test_closing_while_it_is_started_again_leaves_no_process(client: EngineClient) -> None:
     first = pid(client)
     os.kill(first, signal.SIGKILL)

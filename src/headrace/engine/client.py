@@ -158,6 +158,9 @@ class Stream:
             self.prompt_logprobs = readable_prompt(update.prompt_logprobs, self._client.tokenizer)
 
 
+_PROBE = -1  # the ticket of a question that only asks for a sign of life
+
+
 @dataclass(frozen=True, slots=True)
 class Care:
     """What is done about an engine process that dies or hangs.
@@ -311,7 +314,7 @@ class EngineClient:
                 log.error("the engine process died (%s); starting another", await self._cause())
                 if await self._restart():
                     await self._until_gone()
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as error:
             log.error("the engine could not be started again: %s", error)
         finally:
             self.stopped.set()
@@ -357,8 +360,11 @@ class EngineClient:
     async def _watch(self) -> None:
         if not self._care.patience:
             return
-        watch = Watch(self._link, self._care.patience)
-        while not watch.stuck(busy=bool(self._streams or self._tickets)):
+        watch, heard = Watch(self._link, self._care.patience), -1
+        while not watch.stuck(busy=(busy := bool(self.queue.live or self._tickets))):
+            if busy and heard == self._link.heard:
+                self.send(AskTrace(1, _PROBE))  # which a process that has nothing to do answers too
+            heard = self._link.heard
             await asyncio.sleep(self._care.patience / 8)
         log.error("the engine process has done nothing for %.0f s: ending it", self._care.patience)
         self._link.kill()

@@ -74,6 +74,10 @@ class ServeSettings:
         price = self.price_per_hour
         if price is not None and not 0 <= price < math.inf:
             raise SettingError(f"price_per_hour must be dollars from 0 on, got {price}", param="price_per_hour")
+        if self.max_connections < 1:
+            raise SettingError("max_connections must be 1 or more", param="max_connections")
+        if 0 < self.engine_timeout < 1:
+            raise SettingError("engine_timeout must be 0 (never) or at least a second", param="engine_timeout")
         if self.log_format not in FORMATS:
             raise SettingError(f"log_format must be one of {', '.join(FORMATS)}", param="log_format")
         if self.allow_credentials and "*" in self.allowed_origins:
