@@ -85,12 +85,13 @@ class PagedModel:
 
 def ask(prompt: Iterable[int], max_tokens: int | None = 4, *, request: str = "", choice: int = 0, seed: int = 0,
         stop_ids: Iterable[int] = (), salt: str = "", priority: int = 0, max_len: int | None = None,
+        tenant: str = "", weight: float = 1.0,
         **params: object) -> Sequence:  # fmt: skip
     """A sequence of a fresh id."""
     number = next(_ids)
     asked = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
     return Sequence(number, request or f"r{number}", choice, asked, seed, prompt, stop_ids=stop_ids, salt=salt,
-                    priority=priority, max_len=max_len)  # fmt: skip
+                    priority=priority, max_len=max_len, tenant=tenant, weight=weight)  # fmt: skip
 
 
 def small(pages: int = 8, **changes: object) -> Limits:

@@ -20,6 +20,7 @@ class Ask:
     seed: int
     stop: int | None
     priority: int
+    tenant: str
     after: int
 
 
@@ -35,6 +36,7 @@ asks = st.builds(
     seed=st.integers(0, 2),
     stop=st.none() | st.integers(0, 39),
     priority=st.integers(0, 1),
+    tenant=st.sampled_from("aab"),
     after=st.integers(0, 6),
 )
 limits = st.builds(
@@ -57,7 +59,7 @@ def test_tokens_do_not_depend_on_the_schedule(
 ) -> None:
     scheduler = Scheduler(limits)
     model = PagedModel(limits, (lambda: luck.randint(1, 4)) if bursts else lambda: 1)
-    pending = [(a, ask(a.prompt, a.length, seed=a.seed, priority=a.priority,
+    pending = [(a, ask(a.prompt, a.length, seed=a.seed, priority=a.priority, tenant=a.tenant,
                        stop_ids=() if a.stop is None else (a.stop,))) for a in wanted]  # fmt: skip
     for moment in range(7):
         for a, sequence in pending:

@@ -61,17 +61,20 @@ class Operations(RuleBasedStateMachine):
         own=st.lists(st.integers(0, 1), max_size=3),
         max_tokens=st.integers(0, 9) | st.none(),
         stop=st.integers(0, 39),
-        priority=st.integers(0, 2),
+        priority=st.integers(0, 2) | st.integers(-200, 200),
+        tenant=st.sampled_from("abc"),
+        weight=st.sampled_from([0.5, 1.0, 3.0]),
         scoring=st.booleans(),
         choices=st.sampled_from([1, 1, 3]),
         salt=st.sampled_from(["", "a"]),
     )
-    def add(self, shared: int, own: list[int], max_tokens: int | None, stop: int, priority: int, scoring: bool,
-            choices: int, salt: str) -> None:  # fmt: skip
+    def add(self, shared: int, own: list[int], max_tokens: int | None, stop: int, priority: int, tenant: str,
+            weight: float, scoring: bool, choices: int, salt: str) -> None:  # fmt: skip
         request = f"q{len(self.sequences)}"
         for choice in range(choices):
             s = ask([*range(shared), *own], max_tokens, request=request, choice=choice, seed=choice, salt=salt,
-                    stop_ids=[stop], priority=priority, prompt_logprobs=0 if scoring else None)  # fmt: skip
+                    stop_ids=[stop], priority=priority, tenant=tenant, weight=weight,
+                    prompt_logprobs=0 if scoring else None)  # fmt: skip
             self.sequences.append(s)
             try:
                 self.scheduler.add(s)

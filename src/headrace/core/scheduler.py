@@ -3,12 +3,17 @@
 Owes: `schedule` and `commit` around each step, admission, preemption by recompute, the ends of sequences, and the
 invariants that `check` executes. Does not know: tensors, text, clocks, how a step is run.
 
-A step has room for `max_num_batched_tokens`. Sequences that lack one token come first, in the order of (priority,
-arrival); then those that lack more get chunks; then waiting ones are admitted. A chunk that fills the step leaves up to
-half of it to shorter prompts behind, so that these need not wait for the end of a long one. While some decode, a `Pace`
-may make the step smaller, so that they need not wait long for their next token; `LEAST` tokens stay for the others.
-Whoever lacks a page takes it from the last in that order, which starts again later, mostly from the prefix cache. The
-first in order never yields, so each step brings it nearer its end and every accepted sequence ends.
+A step has room for `max_num_batched_tokens`. Sequences that lack one token come first, in the order of their ranks:
+that of admission, as far as priority leaves it. Then those that lack more get chunks; then waiting ones are admitted,
+as `Waiting` orders them. A chunk that fills the step leaves up to half of it to shorter prompts behind, so that these
+need not wait for the end of a long one. While some decode, a `Pace` may make the step smaller, so that they need not
+wait long for their next token; `LEAST` tokens stay for the others. Whoever lacks a page takes it from the last in
+order of rank, which starts again later, mostly from the prefix cache.
+
+Every accepted sequence ends. The first in order never yields, so each step brings it nearer its end, unless one of
+lower rank is admitted, and of those there are only so many: some sequence ends, time and again. Who waits is passed
+over by so many at most, and then, if it lacks pages, nobody is admitted until the others' ends have freed them. So it
+is admitted, again after each preemption; and as only so many ever rank before it, it is the first at last.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from typing import Literal
 from headrace.base.errors import ContextTooLong, RequestError, SettingError
 from headrace.core.pages import ROOT, Hasher, PagePool, Salt, chain_hash, pack
 from headrace.core.sequence import Finish, Reason, Sequence
+from headrace.core.waiting import Waiting
 
 LEAST = 16  # tokens of a step that stay for those who lack more than one, whatever the pace
 
@@ -126,10 +132,9 @@ class Scheduler:
         self.pool = PagePool(limits.pages, hasher)
         self.preemptions = self.prefix_queries = self.prefix_hits = 0
         self._caching = limits.prefix_caching and limits.kv_cache
-        self._waiting: list[Sequence] = []  # both in order of rank
-        self._running: list[Sequence] = []
+        self._waiting = Waiting()
+        self._running: list[Sequence] = []  # in order of rank
         self._live: dict[int, Sequence] = {}
-        self._arrivals = 0
         self._steps = 0
         self._open: Batch | None = None  # scheduled, not committed
         self._left = 0  # tokens left in the step that is being scheduled
@@ -160,10 +165,8 @@ class Scheduler:
         # The last token drawn is never computed, so it needs no page.
         capacity = self.limits.pages * self.limits.page_size + 1
         sequence.max_len = min(sequence.max_len, self.limits.max_model_len, capacity)
-        sequence.rank = (sequence.priority, self._arrivals)
-        self._arrivals += 1
         self._live[sequence.id] = sequence
-        insort(self._waiting, sequence, key=_rank)
+        self._waiting.add(sequence, self._running)
 
     def abort(self, sequence_id: int, reason: Reason = "abort") -> bool:
         """End a sequence, whatever it is doing; False if there is none of that id, or no longer."""
@@ -248,8 +251,8 @@ class Scheduler:
         both = [*self._waiting, *self._running]
         assert {s.id: s for s in both} == self._live and len(both) == len(self._live), "a sequence is lost"
         assert all(s.finish is None for s in both), "an ended sequence is kept"
-        for line in (self._waiting, self._running):
-            assert all(a.rank < b.rank for a, b in pairwise(line)), "out of order"
+        self._waiting.check(self._running)
+        assert all(a.rank < b.rank for a, b in pairwise(self._running)), "out of order"
         assert len(self._running) <= self.limits.max_num_seqs
         assert not any(s.pages or s.computed for s in self._waiting), "a waiting sequence holds pages"
         self.pool.check(s.pages for s in self._running)  # 1
@@ -296,7 +299,7 @@ class Scheduler:
         """Keep up to half of the step for sequences further back, or waiting for a free place, that it can complete."""
         self._short = set()
         most = self._left // 2
-        for sequence in [*behind, *self._waiting[: self.limits.max_num_seqs - len(self._running)]]:
+        for sequence in [*behind, *self._waiting.likely(self.limits.max_num_seqs - len(self._running))]:
             needed = len(sequence.tokens) - sequence.computed
             if self._kept + needed <= most:
                 self._kept += needed
@@ -361,7 +364,7 @@ class Scheduler:
         victim.preemptions += 1
         self.preemptions += 1
         self._places += 1
-        insort(self._waiting, victim, key=_rank)
+        self._waiting.put_back(victim)
         batch.preempted.append(victim)
 
     # -- admission
@@ -371,10 +374,10 @@ class Scheduler:
         if static and not self._running:
             self._places = min(self.limits.max_num_seqs, len(self._waiting))
         while self._left and self._may_admit():
-            sequence = self._waiting[0]
+            sequence = self._waiting.first(self._running)
             if (static and not self._places) or not self._take_prefix(sequence):
                 break
-            del self._waiting[0]
+            self._waiting.admit(sequence)
             self._places -= 1
             insort(self._running, sequence, key=_rank)
             self._schedule_chunk(batch, sequence, [])
@@ -514,8 +517,11 @@ class Scheduler:
     def _end(self, sequence: Sequence, finish: Finish) -> None:
         sequence.finish = finish
         del self._live[sequence.id]
-        line = self._running if _holds(self._running, sequence) else self._waiting
-        del line[bisect_left(line, sequence.rank, key=_rank)]
+        if _holds(self._running, sequence):
+            del self._running[bisect_left(self._running, sequence.rank, key=_rank)]
+        else:
+            self._waiting.remove(sequence)
+        self._waiting.ended(sequence)
         self.pool.give(sequence.pages)
         sequence.pages = []
         sequence.moves += 1

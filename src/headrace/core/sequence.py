@@ -64,7 +64,8 @@ class Sequence:
     pages: page p holds positions 32p..32p+31. Entries change only together with `moves`, else the list just grows.
     cached: prompt tokens found in the prefix cache at the first admission. salt: keeps tenants' pages apart.
     constraint: what the tokens drawn must look like; it has taken in those that are there.
-    priority: smaller first. wants_prompt_logprobs: needs every row's logits, so takes nothing from the prefix cache.
+    priority: smaller first. tenant: whose it is; weight: the tenant's share against others'.
+    wants_prompt_logprobs: needs every row's logits, so takes nothing from the prefix cache.
     """
 
     __slots__ = (
@@ -79,6 +80,7 @@ class Sequence:
         "max_len",
         "moves",
         "pages",
+        "paid",
         "params",
         "preemptions",
         "priority",
@@ -88,8 +90,11 @@ class Sequence:
         "salt",
         "seed",
         "stop_ids",
+        "tenant",
         "tokens",
+        "turn",
         "wants_prompt_logprobs",
+        "weight",
     )
 
     def __init__(
@@ -105,6 +110,8 @@ class Sequence:
         max_len: int | None = None,
         salt: str = "",
         priority: int = 0,
+        tenant: str = "",
+        weight: float = 1.0,
         wants_prompt_logprobs: bool | None = None,
     ) -> None:
         self.id = id
@@ -118,6 +125,8 @@ class Sequence:
         self.max_len = min(_cap(self.prompt_len, params.max_tokens), sys.maxsize if max_len is None else max_len)
         self.salt = salt
         self.priority = priority
+        self.tenant = tenant
+        self.weight = weight
         asked = params.prompt_logprobs is not None
         self.wants_prompt_logprobs = asked if wants_prompt_logprobs is None else wants_prompt_logprobs
         self.computed = 0
@@ -127,8 +136,10 @@ class Sequence:
         self.constraint: Constraint | None = None
         self.preemptions = 0
         self.finish: Finish | None = None
-        # The scheduler's own: place in line, hash chain of full pages, how many of them were offered to the index.
-        self.rank: tuple[int, int] = (priority, -1)
+        # The scheduler's own: place among those that wait and that run, tokens that its tenant was charged for, hash
+        # chain of full pages, how many of them were offered to the index.
+        self.turn = self.rank = (0, -1)
+        self.paid = 0
         self.chain: list[tuple[int, bytes]] = []
         self.hashed = 0
 

@@ -112,6 +112,8 @@ class Engine:
             max_len=self.info.max_model_len,
             salt=request.terms.cache_salt,
             priority=request.terms.priority,
+            tenant=request.terms.tenant,
+            weight=request.terms.weight,
         )
         self._next += 1
         self._names[sequence.id] = request.request_id
