@@ -182,7 +182,9 @@ class Service:
         try:
             await self.engine.grammar(SamplingParams(structured_outputs=StructuredOutputs(json=tool.schema)))
         except RequestError as error:
-            raise RequestError(f"The tool {tool.name}: {str(error).replace(FIELD, place)}", param=place) from None
+            raise RequestError(
+                f"The tool {tool.name}: {str(error).replace(f'{FIELD}.json', place)}", param=place
+            ) from None
 
     async def answer(self, request: Request, reply: Reply) -> Response:
         """The response: a stream of events or one body, as was asked."""

@@ -52,7 +52,7 @@ class _Lark:
         self.rules: list[str] = []
         self._form = dialect.calls
         self._control = dialect.control
-        self._marks = re.compile("|".join(map(re.escape, dialect.control)) or "(?!)")
+        self._parts = re.compile("(" + "|".join([*map(re.escape, dialect.control), '"[^"]*"', "[{}]"]) + ")")
 
     def thinking(self, marks: Thinking, opened: bool) -> str:
         """Reasoning, which a model may leave out unless the prompt has begun it."""
@@ -64,13 +64,13 @@ class _Lark:
         form = self._form
         if form is None or not demand.calls:
             return [demand.content or self._text()]
-        self._named(form, demand.calls)
-        calls = f"{self._literal(form.head + form.before)} {self._rest(form, demand.parallel)}"
+        for n, (_, arguments) in enumerate(demand.calls):
+            self.rules.append(f"arguments_{n}: {arguments}")
         if demand.called:
-            return [calls]
-        bare = [f"{self._literal(_BARE)} named {self._literal('}')}"] if form.bare else []
+            return [self._calls(form, demand, form.head + form.before)]
+        bare = [self._call("bare", demand, _BARE, form.middle, "}")] if form.bare else []
         if demand.content is not None:
-            return [demand.content, calls, *bare]
+            return [demand.content, self._calls(form, demand, form.head + form.before), *bare]
         return [*self._spoken(form, demand), *(bare if demand.strict else [])]
 
     def _spoken(self, form: CallFormat, demand: Demand) -> list[str]:
@@ -81,18 +81,23 @@ class _Lark:
         if not first.startswith(mark):
             return [text]
         begun = f"{text} {self._literal(mark)}" if mark in self._control else self._text_to(mark, *unlike)
-        return [text, f"{begun} {self._literal(first.removeprefix(mark))} {self._rest(form, demand.parallel)}"]
+        return [text, f"{begun} {self._calls(form, demand, first.removeprefix(mark))}"]
 
-    def _rest(self, form: CallFormat, parallel: bool) -> str:
-        """What comes after the beginning of the first call."""
-        after, another = self._literal(form.after), self._literal(form.joint + form.before)
-        return f"named {after} {f'({another} named {after})*' if parallel else ''} {self._literal(form.tail)}"
+    def _calls(self, form: CallFormat, demand: Demand, before: str) -> str:
+        """A call, and others that follow it. before: the name of the first."""
+        calls = self._call("first", demand, before, form.middle, form.after)
+        if demand.parallel:
+            calls += f" ({self._call('more', demand, form.joint + form.before, form.middle, form.after)})*"
+        return f"{calls} {self._literal(form.tail)}"
 
-    def _named(self, form: CallFormat, calls: Sequence[tuple[str, str]]) -> None:
-        """The rule of a name and its arguments."""
-        self.rules.append(f"named: {' | '.join(f'named_{n}' for n in range(len(calls)))}")
-        for n, (name, arguments) in enumerate(calls):
-            self.rules.append(f"named_{n}: {self._literal(name + form.middle)} {arguments}")
+    def _call(self, rule: str, demand: Demand, before: str, middle: str, after: str) -> str:
+        """The rule of one call of any of the tools."""
+        each = [f"{rule}_{n}" for n in range(len(demand.calls))]
+        self.rules.append(f"{rule}: {' | '.join(each)}")
+        for n, (name, _) in enumerate(demand.calls):
+            begins, ends = self._literal(before + name + middle), self._literal(after)
+            self.rules.append(f"{each[n]}: {begins} arguments_{n} {ends}")
+        return rule
 
     def _text(self, mark: str = "", *unlike: str) -> str:
         """Any text without the mark. unlike: regular expressions of what it may not be."""
@@ -117,12 +122,12 @@ class _Lark:
             self.rules.append(f"{rule}[suffix={json.dumps(mark)}]: /{_ANYTHING}/")
 
     def _literal(self, text: str) -> str:
-        """This text; marks in it that are control tokens are these tokens."""
-        parts, at = [], 0
-        for found in self._marks.finditer(text):
-            parts += [json.dumps(text[at : found.start()]), f"<[{self._control[found[0]]}]>"]
-            at = found.end()
-        return " ".join(part for part in [*parts, json.dumps(text[at:])] if part != '""')
+        """This text; marks in it that are control tokens are these tokens.
+
+        It is cut as a schema's grammar is, whose lexemes must begin and end where these do.
+        """
+        parts = [part for part in self._parts.split(text) if part]
+        return " ".join(f"<[{self._control[part]}]>" if part in self._control else json.dumps(part) for part in parts)
 
 
 def _like_a_call(form: CallFormat) -> str:
