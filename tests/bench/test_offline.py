@@ -83,10 +83,17 @@ def test_what_cannot_be_measured_is_refused(settings: EngineSettings) -> None:
 def test_throughput_counts_all_tokens(settings: EngineSettings) -> None:
     work = asks(9, Lengths.of("5-20"), Lengths.of("2-7"))
     found = throughput(settings, work, show=False)
-    assert found["completed"] == 9
+    assert found["completed"] == 9 and not any("usd" in name for name in found)
     assert found["total_input_tokens"] == sum(len(ask.prompt) for ask in work)
     assert found["total_output_tokens"] == sum(ask.output for ask in work)
     assert found["output_throughput"] == pytest.approx(found["total_output_tokens"] / found["duration"])
+
+
+def test_throughput_has_a_price(settings: EngineSettings) -> None:
+    found = throughput(settings, asks(9, Lengths.of("5-20"), Lengths.of("2-7")), price_per_hour=36.0, show=False)
+    prompt, answer = (found[f"usd_per_million_{kind}_tokens"] for kind in ("prompt", "completion"))
+    spent = 1e-6 * (prompt * found["total_input_tokens"] + answer * found["total_output_tokens"])
+    assert 0 < prompt and 0 < answer and spent <= 0.01 * found["duration"]
 
 
 def test_latency_of_batches(settings: EngineSettings) -> None:

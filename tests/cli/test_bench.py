@@ -54,12 +54,17 @@ def test_results_are_shown_and_written(tiny: Path, tmp_path: Path, args: tuple[s
 def test_serve_starts_a_server_of_its_own_and_ends_it(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     flags = ["--num-prompts", "5", "--input-len", "9", "--output-len", "6", "--max-concurrency", "2", "--threads", "1"]
-    ran = bench("serve", str(tiny), *flags, "--goodput", "ttft:1e6", "e2el:1e6", "--json", str(file))
+    ran = bench(
+        "serve", str(tiny), *flags, "--goodput", "ttft:1e6", "e2el:1e6", "--json", str(file), "--price-per-hour", "7"
+    )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(file.read_text())["results"]
     assert (found["completed"], found["failed"], found["total_output_tokens"]) == (5, 0, 30)
     assert found["total_input_tokens"] >= 45
     assert found["request_goodput"] == pytest.approx(found["request_throughput"])
+    prompt, answer = (found[f"usd_per_million_{kind}_tokens"] for kind in ("prompt", "completion"))
+    spent = 1e-6 * (prompt * found["total_input_tokens"] + answer * found["total_output_tokens"])
+    assert 0 < prompt and 0 < answer and spent < 7 / 3600 * found["duration"]
     assert found["median_ttft_ms"] <= found["median_e2el_ms"]
     listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert f"headrace.cli serve {tiny}" not in listing
@@ -76,6 +81,7 @@ def test_serve_starts_a_server_of_its_own_and_ends_it(tiny: Path, tmp_path: Path
         (("serve", "--endpoint", "/v2"), 2, "/v1/completions"),
         (("serve", "--base-url", "127.0.0.1:9"), 1, "127.0.0.1:9"),
         (("serve", "--base-url", "127.0.0.1:9", "--threads", "2"), 1, "--threads"),
+        (("serve", "--base-url", "127.0.0.1:9", "--price-per-hour", "2"), 1, "--price-per-hour"),
         (("serve", "/no/such.gguf"), 1, "/no/such.gguf"),
         (("stepp",), 2, "step"),
     ],

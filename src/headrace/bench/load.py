@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headrace.base.errors import SettingError
 from headrace.bench.client import Connection, Reply, Target
-from headrace.bench.report import quantiles
+from headrace.bench.report import per_million, quantiles
 from headrace.bench.work import Ask
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
@@ -45,9 +45,15 @@ class _Choice(msgspec.Struct):
         return bool(self.text or (self.delta and (self.delta.content or self.delta.reasoning_content)))
 
 
+class _Cost(msgspec.Struct):
+    prompt: float = 0.0
+    completion: float = 0.0
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cost_details: _Cost | None = None
 
 
 class _Event(msgspec.Struct):
@@ -62,12 +68,13 @@ _decode = msgspec.json.Decoder(_Event).decode
 @dataclass(slots=True)
 class Seen:
     """What a client saw of one answer: when its request was sent, when pieces of text came; tokens as the server
-    counted them. error: why there is no whole answer."""
+    counted them; cost: dollars for prompt and answer, if it tells. error: why there is no whole answer."""
 
     sent: float
     times: list[float] = field(default_factory=list)
     input_tokens: int = 0
     output_tokens: int = 0
+    cost: tuple[float, float] | None = None
     error: str | None = None
 
     @property
@@ -262,6 +269,8 @@ def read(reply: Reply) -> Seen:
         whole = whole or bool(reasons)
         if event.usage is not None:
             seen.input_tokens, seen.output_tokens = event.usage.prompt_tokens, event.usage.completion_tokens
+            told = event.usage.cost_details
+            seen.cost = None if told is None else (told.prompt, told.completion)
     if not whole:
         seen.error = "an answer that breaks off: neither a finish_reason nor [DONE]"
     elif not seen.times:
@@ -284,6 +293,7 @@ def results(seen: Sequence[Seen], seconds: float, goals: Mapping[str, float]) ->
     """The figures of a run that took so many seconds; keys are those of `vllm bench serve`."""
     good = [one for one in seen if one.error is None]
     read_tokens, written = sum(s.input_tokens for s in good), sum(s.output_tokens for s in good)
+    costs = [one.cost for one in good if one.cost is not None]  # of all of them, or of none
     goodput = sum(_meets(one, goals) for one in good) / seconds
     return {
         "duration": seconds,
@@ -296,6 +306,7 @@ def results(seen: Sequence[Seen], seconds: float, goals: Mapping[str, float]) ->
         **({"request_goodput": goodput} if goals else {}),
         "output_throughput": written / seconds,
         "total_token_throughput": (read_tokens + written) / seconds,
+        **(per_million(sum(c[0] for c in costs), sum(c[1] for c in costs), read_tokens, written) if costs else {}),
         **quantiles("ttft", [one.ttft for one in good]),
         **quantiles("tpot", [one.tpot for one in good if one.output_tokens > 1]),
         **quantiles("itl", [b - a for one in good for a, b in pairwise(one.times)]),

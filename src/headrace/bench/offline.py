@@ -8,15 +8,17 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from headrace.base.settings import EngineSettings
-from headrace.bench.report import quantiles
+from headrace.bench.report import per_million, quantiles
 from headrace.bench.work import Ask, Lengths, asks
 from headrace.core.sampling import SamplingParams
 from headrace.engine.llm import LLM
 from headrace.engine.output import RequestOutput
 
 
-def throughput(settings: EngineSettings, work: Sequence[Ask], *, show: bool = True) -> dict[str, Any]:
-    """All requests at once. Keys are those of `load.results` where they mean the same."""
+def throughput(
+    settings: EngineSettings, work: Sequence[Ask], *, price_per_hour: float | None = None, show: bool = True
+) -> dict[str, Any]:
+    """All requests at once. Keys are those of `load.results` where they mean the same. price_per_hour: in dollars."""
     with opened(settings) as llm:
         _run(llm, [Ask(work[0].prompt, 2)])
         start = time.perf_counter()
@@ -31,7 +33,14 @@ def throughput(settings: EngineSettings, work: Sequence[Ask], *, show: bool = Tr
         "request_throughput": len(outs) / seconds,
         "output_throughput": written / seconds,
         "total_token_throughput": (read + written) / seconds,
+        **({} if price_per_hour is None else _costs(outs, price_per_hour / 3600, read, written)),
     }
+
+
+def _costs(outs: Sequence[RequestOutput], per_second: float, read: int, written: int) -> dict[str, float]:
+    accounts = [account for out in outs for account in out.metrics.accounts.values()]
+    prompt, completion = sum(a.prompt_machine for a in accounts), sum(a.completion_machine for a in accounts)
+    return per_million(per_second * prompt, per_second * completion, read, written)
 
 
 def latency(

@@ -30,6 +30,14 @@ def quantiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
     return {f"{key}_{name}_ms": float(value) for key, value in told.items()}
 
 
+def per_million(prompt: float, completion: float, prompt_tokens: int, completion_tokens: int) -> dict[str, float]:
+    """Dollars for a million tokens of either kind, from what all of them cost."""
+    return {
+        "usd_per_million_prompt_tokens": 1e6 * prompt / max(prompt_tokens, 1),
+        "usd_per_million_completion_tokens": 1e6 * completion / max(completion_tokens, 1),
+    }
+
+
 def machine() -> dict[str, Any]:
     """Processor, cores that this process may use, load, versions and the time."""
     cpuinfo = Path("/proc/cpuinfo")

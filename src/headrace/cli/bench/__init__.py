@@ -31,6 +31,10 @@ JsonOption = Annotated[
     Path | None, typer.Option("--json", "--output-json", metavar="FILE", help="Also write the results there.")
 ]
 CountOption = Annotated[int, typer.Option("--num-prompts", min=1, help="Requests.")]
+PriceOption = Annotated[
+    float | None,
+    typer.Option(min=0, metavar="USD", help="What the machine costs: tells dollars for a million tokens."),
+]
 SeedOption = Annotated[int, typer.Option(help="Of prompts, lengths and arrivals.")]
 
 

@@ -20,7 +20,7 @@ from headrace.bench.load import ENDPOINTS, Api, measured
 from headrace.bench.report import figures
 from headrace.bench.served import served
 from headrace.bench.work import Lengths, asks
-from headrace.cli.bench import CountOption, JsonOption, SeedOption, keep, lengths
+from headrace.cli.bench import CountOption, JsonOption, PriceOption, SeedOption, keep, lengths
 from headrace.cli.flags import ManyValues, ModelOption, as_arguments, with_engine
 
 KIND = ManyValues
@@ -74,6 +74,7 @@ def run(
     extra_body: Annotated[
         dict[str, Any], typer.Option(parser=_object, metavar="JSON", help="More fields of each request.")
     ] = {},  # noqa: B006
+    price_per_hour: PriceOption = None,
     seed: SeedOption = 0,
     json: JsonOption = None,
 ) -> None:
@@ -83,7 +84,8 @@ def run(
     work = asks(
         num_prompts, input_len, output_len, prefix=prefix_len, rate=request_rate, burstiness=burstiness, seed=seed
     )
-    with _server(base_url, chosen, None if base_url is None else name) as (url, served_name):
+    price = [] if price_per_hour is None else ["--price-per-hour", str(price_per_hour)]
+    with _server(base_url, as_arguments(chosen) + price, None if base_url is None else name) as (url, served_name):
         api = Api(
             target=Target.of(url),
             endpoint=endpoint,
@@ -108,6 +110,7 @@ def run(
         "max_concurrency": max_concurrency,
         "goodput": goals,
         "extra_body": extra_body,
+        "price_per_hour": price_per_hour,
         "seed": seed,
     }
     keep(json, "serve", ({"model": name} if base_url else asdict(chosen)) | asked, results)
@@ -116,9 +119,8 @@ def run(
 
 
 @contextmanager
-def _server(base_url: str | None, settings: EngineSettings, name: str | None) -> Iterator[tuple[str, str | None]]:
+def _server(base_url: str | None, arguments: list[str], name: str | None) -> Iterator[tuple[str, str | None]]:
     """(address, the model's name there, if known)."""
-    arguments = as_arguments(settings)
     if base_url is None:
         with served(arguments) as url:
             yield url, name
