@@ -11,7 +11,10 @@ import pytest
 
 from headrace import LLM, RequestError, SamplingParams
 from headrace.base.errors import CapacityError, SettingError
-from headrace.engine.requests import checked
+from headrace.base.settings import EngineSettings
+from headrace.engine.loading import generation_of
+from headrace.engine.requests import checked, own_defaults
+from headrace.weights import open_checkpoint
 from tiny_model import FLOATS, overflows_on, write_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -213,7 +216,7 @@ BAD: list[tuple[str, Any, dict[str, Any]]] = [
     ("temperature", "x", {"temperature": math.nan}),
     ("top_p", "x", {"top_p": 0.0}),
     ("n", "x", {"n": 0}),
-    ("stop_token_ids", "x", {"stop_token_ids": [10**7]}),
+    ("stop_token_ids[0]", "x", {"stop_token_ids": [10**7]}),
     ("logit_bias", "x", {"logit_bias": {300: 1.0}}),  # a padded id, beyond the tokenizer
     ("logprobs", "x", {"logprobs": 21}),
     ("max_tokens", "x", {"max_tokens": -1}),
@@ -293,3 +296,45 @@ def test_a_limit_between_tokens_cuts_prompts_beside_decoding(tiny: Path, limit: 
     late = records[1]["items"][-1][0]
     assert [count for r in records for number, count in r["items"] if number == late][: len(chunks)] == chunks
     assert dict(records[0]["items"]) == {late - 1: 40}, "nobody decoded yet: no limit"
+
+
+def test_sampling_defaults_come_from_where_the_settings_say(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"top_p": 0.5, "max_new_tokens": 9, "do_sample": true}')
+    override = {"top_p": 0.25, "min_p": 0.1}
+    for settings, wanted in (
+        ({}, SamplingParams()),
+        ({"generation_config": str(tmp_path)}, SamplingParams(top_p=0.5, max_tokens=9)),
+        ({"generation_config": str(tmp_path / "generation_config.json")}, SamplingParams(top_p=0.5, max_tokens=9)),
+        ({"override_generation_config": override}, SamplingParams(top_p=0.25, min_p=0.1)),
+        (
+            {"generation_config": str(tmp_path), "override_generation_config": override},
+            SamplingParams(top_p=0.25, min_p=0.1, max_tokens=9),
+        ),
+    ):
+        with open_llm(tiny, **settings) as llm:
+            assert llm.get_default_sampling_params() == wanted, settings
+
+
+def test_a_model_brings_its_own_sampling_defaults(tiny: Path) -> None:
+    checkpoint = open_checkpoint(tiny)
+    checkpoint.generation = {"temperature": 0.5, "top_k": 5, "eos_token_id": 3}
+    assert own_defaults(generation_of(EngineSettings(), checkpoint))[0] == {"temperature": 0.5, "top_k": 5}
+    over = EngineSettings(override_generation_config={"top_k": 3})
+    assert own_defaults(generation_of(over, checkpoint))[0] == {"temperature": 0.5, "top_k": 3}
+    assert own_defaults(generation_of(EngineSettings(generation_config="vllm"), checkpoint))[0] == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"generation_config": "/nowhere"},
+        {"override_generation_config": {"top_p": 7}},
+        {"override_generation_config": {"n": 2}},
+        {"override_generation_config": {"max_new_tokens": 0}},
+        {"override_generation_config": [1]},
+    ],
+)
+def test_sampling_defaults_that_cannot_be_are_refused(tiny: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(SettingError) as caught:
+        open_llm(tiny, **settings)
+    assert caught.value.param in settings and caught.value.param in str(caught.value)

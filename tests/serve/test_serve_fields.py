@@ -9,6 +9,7 @@ import httpx
 import pytest
 from fake_engine import FakeEngine
 
+from headrace.engine.loading import TextSide
 from headrace.serve.app import App
 from headrace.serve.service import AppSettings
 
@@ -109,12 +110,14 @@ async def test_the_last_message_is_said_again(client: httpx.AsyncClient) -> None
     assert (await asked(client, echo=True))["choices"][0]["message"]["content"] == SAYS
 
 
-async def test_special_tokens_are_added_to_a_chat_on_request(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+async def test_special_tokens_are_added_to_a_chat_on_request(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.tokenizer, "_with_special", lambda ids: [0, *ids])
     await asked(client)
     await asked(client, add_special_tokens=True)
     plain, more = (add.prompt for add in engine.seen)
-    text = engine.tokenizer
-    assert more == text._with_special(plain)
+    assert more == [0, *plain]
 
 
 async def test_a_template_comes_with_the_request_only_if_trusted(engine: FakeEngine) -> None:
@@ -134,3 +137,46 @@ async def test_best_of_as_much_as_n(client: httpx.AsyncClient) -> None:
     assert len((await asked(client, TEXT, n=3, best_of=3))["choices"]) == 3
     response = await client.post(TEXT, json={"prompt": "a", "n": 3, "best_of": 1})
     assert response.json()["error"]["param"] == "best_of"
+
+
+async def test_requests_fall_back_on_the_models_defaults(words: TextSide) -> None:
+    generation = {"temperature": 0.25, "top_k": 7, "max_new_tokens": 3, "skip_special_tokens": False, "top_p": "x"}
+    engine = FakeEngine(words.tokenizer, words.template, generation=generation)
+    app = App(engine, AppSettings())  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.asgi), base_url="http://test") as client:
+        await asked(client)
+        await asked(client, temperature=0.5, top_k=0, max_tokens=2, skip_special_tokens=True)
+        await asked(client, temperature=None, max_tokens=None)
+        await asked(client, max_completion_tokens=4, max_tokens=2)
+    params = [add.params for add in engine.seen]
+    assert [p.temperature for p in params] == [0.25, 0.5, 0.25, 0.25]
+    assert [p.top_k for p in params] == [7, 0, 7, 7]
+    assert [p.max_tokens for p in params] == [3, 2, 3, 4]
+    assert [p.skip_special_tokens for p in params] == [False, True, False, False]
+    assert [p.top_p for p in params] == [1.0] * 4
+
+
+async def test_any_name_where_that_is_allowed(engine: FakeEngine) -> None:
+    app = App(engine, AppSettings(names=("tiny",), any_name=True))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.asgi), base_url="http://test") as client:
+        assert (await asked(client, model="gpt-4"))["model"] == "tiny"
+        response = await client.post(CHAT, json={"messages": HI, "model": 5})
+        assert response.json()["error"]["param"] == "model"
+
+
+async def test_an_empty_name_is_the_model_that_is_served(client: httpx.AsyncClient) -> None:
+    assert (await asked(client, model=""))["model"] == "tiny"
+
+
+async def test_the_cards_of_models(engine: FakeEngine) -> None:
+    engine = FakeEngine(engine.tokenizer, engine.template, name="/secret/folder/tiny.gguf", trained_len=128)
+    app = App(engine, AppSettings(names=("tiny", "other")))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.asgi), base_url="http://test") as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+        assert [card["id"] for card in listed] == ["tiny", "other"]
+        assert (await client.get("/v1/models/other")).json() == listed[1]
+        assert (await client.get("/load")).json() == {"server_load": 0}
+    card = listed[0]
+    assert (card["root"], card["parent"], card["max_model_len"]) == ("tiny.gguf", None, 64)
+    assert card["permission"][0]["allow_sampling"] is True
+    assert (card["meta"]["n_ctx_train"], card["meta"]["n_vocab"]) == (128, engine.tokenizer.vocab_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,9 @@ class EngineSettings:
         `max_num_seqs`. max_num_queued_tokens: of prompts that have not begun; None takes 4 Mi. `LLM` knows neither.
     max_inter_token_ms: how long a step may take while prompts are computed beside sequences that decode; chunks of the
         prompts are cut to fit. None takes twice the step without them; 0 is no limit.
+    generation_config: where sampling defaults come from: "auto", the model's generation_config.json; "vllm", nowhere:
+        OpenAI's hold; or the path of such a file or of its folder.
+    override_generation_config: goes before it, by the same names.
     kv_cache_memory_bytes: size of the KV cache; None takes enough for `max_num_seqs` sequences of 1,024 tokens, and
         for one of `max_model_len`, within the free memory.
     threads: of the native pool; 0 takes what the machine allows this process.
@@ -51,6 +54,8 @@ class EngineSettings:
     max_num_queued_tokens: int | None = None
     max_inter_token_ms: float | None = None
     max_logprobs: int = 20
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] | None = None
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
     threads: int = 0
@@ -94,6 +99,10 @@ def _text(v: object) -> bool:
     return isinstance(v, str) and bool(v) and "\0" not in v
 
 
+def _names(v: object) -> bool:
+    return isinstance(v, dict) and all(isinstance(name, str) for name in v)
+
+
 def _flag(v: object) -> bool:
     return isinstance(v, bool)
 
@@ -110,6 +119,8 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "max_num_queued_tokens": (_optional(_whole(1)), "a number of tokens from 1 on"),
     "max_inter_token_ms": (_optional(_at_least_0), "milliseconds, 0 (no limit) or more"),
     "max_logprobs": (_whole(0, 1 << 20), "from 0 on"),
+    "generation_config": (_text, "'auto', 'vllm' or a path"),
+    "override_generation_config": (_optional(_names), "an object of sampling fields"),
     "enable_prefix_caching": (_flag, "true or false"),
     "kv_cache_memory_bytes": (_optional(_whole(1)), "a number of bytes"),
     "threads": (_whole(0, 256), "from 0 (automatic) to 256"),

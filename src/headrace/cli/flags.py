@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -48,6 +49,20 @@ Flag = tuple[Any, dict[str, Any], str]  # its type, how it is read, what it does
 FlagTable = dict[str, Flag]  # by the name of the setting
 
 COUNT: dict[str, Any] = {"parser": whole, "metavar": "N"}
+
+
+def json_object(given: str | dict[str, Any]) -> dict[str, Any]:
+    """A JSON object. Defaults come as they are."""
+    try:
+        value = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter('is no JSON object such as {"temperature": 0.7}')
+    return value
+
+
+_JSON: dict[str, Any] = {"parser": json_object, "metavar": "JSON"}
 _AUTO: dict[str, Any] = {"parser": whole_or_auto, "metavar": "N|auto"}
 _PACE: dict[str, Any] = {"parser": milliseconds_or_auto, "metavar": "MS|auto"}
 ENGINE_FLAGS: FlagTable = {
@@ -65,6 +80,8 @@ ENGINE_FLAGS: FlagTable = {
         "Longest step while prompts are computed beside streams; auto: twice one without prompts; 0: no limit.",
     ),
     "max_logprobs": (int, COUNT, "Most alternatives a request may ask for."),
+    "generation_config": (str, {"metavar": "auto|vllm|PATH"}, "Sampling defaults: the model's own, none, or a file's."),
+    "override_generation_config": (dict | None, _JSON, 'Sampling defaults, such as {"temperature": 0.7}.'),
     "enable_prefix_caching": (bool, {}, "Reuse what prompts have in common."),
     "kv_cache_memory_bytes": (int | None, _AUTO, "Size of the KV cache, such as 2G."),
     "threads": (int, COUNT, "Threads of the back end; 0: what the machine allows."),
@@ -144,7 +161,8 @@ def as_arguments(settings: EngineSettings) -> list[str]:
         value = getattr(settings, field.name)
         if field.name in ENGINE_FLAGS and value != field.default:
             flag = field.name.replace("_", "-")
-            given += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            given += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", text]
     return given
 
 

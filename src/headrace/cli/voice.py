@@ -54,7 +54,7 @@ class Voice:
 
     def params(self, **given: Any) -> SamplingParams:
         """Sampling parameters: what is given (None: not given), then the model's own, then mild ones."""
-        own, _ = own_defaults(self._engine.info.generation)
+        own, _, _ = own_defaults(self._engine.info.generation)
         said = {name: value for name, value in given.items() if value is not None}
         chosen: dict[str, Any] = {"max_tokens": None, **_MILD, **own, **said}
         return SamplingParams(**chosen)

@@ -73,7 +73,8 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults (its generation_config.json) over the neutral ones."""
-        return SamplingParams(**own_defaults(self.info.generation)[0])
+        usable, most, _ = own_defaults(self.info.generation)
+        return SamplingParams(**usable) if most is None else SamplingParams(**usable, max_tokens=most)
 
     def generate(
         self,

@@ -5,9 +5,12 @@ The two sides open the same file in different processes under the server, and in
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from headrace.backends import Backend, Limits
 from headrace.backends.registry import backend_named
@@ -15,6 +18,7 @@ from headrace.base.errors import SettingError
 from headrace.base.settings import PAGE, EngineSettings
 from headrace.engine.engine import Engine, context_length, page_count
 from headrace.engine.messages import ModelInfo
+from headrace.engine.requests import OWN, own_defaults
 from headrace.runtime.load import Prepared, load_model, prepare
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.weights import Checkpoint, open_checkpoint, resolve
@@ -61,11 +65,35 @@ def _template_text(given: str) -> str:
         raise SettingError(f"chat_template {given!r} cannot be read: {error}", param="chat_template") from error
 
 
+def generation_of(settings: EngineSettings, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The sampling defaults that the settings ask for. SettingError for a file, or for fields, that cannot be used."""
+    source, override = settings.generation_config, dict(settings.override_generation_config or {})
+    usable, most, _ = own_defaults(override)
+    for name in override.keys() - usable.keys() - {"max_new_tokens" if most is not None else ""}:
+        why = f"{name!r} is no sampling default, or has a value that cannot be; known: max_new_tokens, {', '.join(OWN)}"
+        raise SettingError(f"override_generation_config: {why}", param="override_generation_config")
+    named = {"auto": checkpoint.generation, "vllm": {}}
+    return {**(named[source] if source in named else _generation_file(Path(source))), **override}
+
+
+def _generation_file(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / "generation_config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingError(
+            f"generation_config {str(path)!r} cannot be read: {error}", param="generation_config"
+        ) from None
+    if not isinstance(found, dict):
+        raise SettingError(f"generation_config {str(path)!r} is no JSON object", param="generation_config")
+    return found
+
+
 def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: int) -> Engine:
     """The engine of a model; closes its checkpoint. vocab_size: ids that the tokenizer knows; no other is drawn."""
     start = time.perf_counter()
     backend = backend_named(settings.backend, settings.isa, settings.dtype == "bfloat16")
-    generation = dict(checkpoint.generation)
+    generation = generation_of(settings, checkpoint)
+    parameters = sum(prod(tensor.shape) for tensor in checkpoint.tensors.values())
     prepared = prepare(checkpoint)
     context = context_length(settings, prepared.config.context)
     vocab = min(vocab_size, prepared.config.vocab)
@@ -84,6 +112,9 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
         threads=model.executor.threads,
         isa=model.executor.isa,
         load_seconds=time.perf_counter() - start,
+        parameters=parameters,
+        trained_len=prepared.config.context,
+        dim=prepared.config.dim,
         generation=generation,
     )
     return Engine(model, settings, info, limits.tokens)

@@ -195,7 +195,11 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What was loaded. Sizes in bytes; page_bytes is of one KV page of page_tokens tokens over all layers."""
+    """What was loaded. Sizes in bytes; page_bytes is of one KV page of page_tokens tokens over all layers.
+
+    parameters: numbers in the model's file. trained_len: tokens of its own context. dim: width of its residual stream.
+    generation: sampling defaults, by the names of generation_config.json.
+    """
 
     name: str
     architecture: str
@@ -209,6 +213,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     isa: str
     load_seconds: float
+    parameters: int = 0
+    trained_len: int = 0
+    dim: int = 0
     generation: dict[str, Any] = msgspec.field(default_factory=dict)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.base.errors import ContextTooLong, RequestError
+from headrace.base.rules import is_whole
 from headrace.core.sampling import SamplingParams
 from headrace.engine.messages import NO_TERMS, Add, ModelInfo, Terms
 from headrace.text import Tokenizer
@@ -67,11 +68,23 @@ def check_terms(terms: Terms) -> None:
         raise RequestError(f"deadline must be seconds from 0 on, got {terms.deadline!r}", param="deadline")
 
 
-OWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+OWN = (
+    "skip_special_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
-def own_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What a model's generation_config.json asks of the sampler, and the keys whose values cannot be used."""
+def own_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, list[str]]:
+    """What a generation_config.json asks of the sampler, its max_new_tokens, and the keys with values of no use.
+
+    Other keys are not read, as in vLLM.
+    """
     usable: dict[str, Any] = {}
     refused: list[str] = []
     for name in (name for name in OWN if generation.get(name) is not None):
@@ -80,7 +93,8 @@ def own_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
             usable[name] = generation[name]
         except RequestError:
             refused.append(name)
-    return usable, refused
+    most = generation.get("max_new_tokens")
+    return usable, most if is_whole(most) and most > 0 else None, refused
 
 
 def check_prompt(prompt: Sequence[int], params: SamplingParams, info: ModelInfo) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp
 
 from headrace.base.errors import EngineAway, EngineError, RequestError, UnknownModel
 from headrace.base.rules import integer, text
-from headrace.serve import chat, completions, messages, responses
+from headrace.serve import chat, completions, messages, responses, tokenizing
 from headrace.serve.chat import Chat
 from headrace.serve.completions import Completions
 from headrace.serve.desk import ClientGone
@@ -32,7 +33,8 @@ from headrace.serve.metrics import CONTENT_TYPE
 from headrace.serve.openapi import Operation, document, page, page_policy
 from headrace.serve.responses import Responses
 from headrace.serve.service import AppSettings, Service
-from headrace.serve.shapes import Health, ModelCard, ModelList, TraceAnswer, VersionAnswer
+from headrace.serve.shapes import Health, Load, ModelCard, ModelList, ModelMeta, Permission, TraceAnswer, VersionAnswer
+from headrace.serve.tokenizing import Tokenizing
 from headrace.serve.traffic import Counted
 from headrace.serve.version import version
 
@@ -88,6 +90,7 @@ class App:
     def table(self) -> Sequence[tuple[str, str, Endpoint, Operation]]:
         """Every route: method, path, what answers it, what it does."""
         other, anthropic = Responses(self.service), Messages(self.service)
+        tokens = Tokenizing(self.service)
         docs = (
             ("GET", "/openapi.json", self.openapi, Operation("This documentation, as OpenAPI 3.1.", answer=dict)),
             ("GET", "/docs", self.docs, Operation("This documentation, for people.", media="text/html")),
@@ -100,6 +103,10 @@ class App:
             ("DELETE", "/v1/responses/{id:path}", other.missing, responses.MISSING),
             ("POST", "/v1/messages", anthropic.create, messages.CREATE),
             ("POST", "/v1/messages/count_tokens", anthropic.count, messages.COUNT),
+            ("POST", "/tokenize", tokens.tokenize, tokenizing.TOKENIZING),
+            ("POST", "/v1/tokenize", tokens.tokenize, tokenizing.TOKENIZING),
+            ("POST", "/detokenize", tokens.detokenize, tokenizing.DETOKENIZING),
+            ("POST", "/v1/detokenize", tokens.detokenize, tokenizing.DETOKENIZING),
             ("GET", "/v1/models", self.models, Operation("The names that are served.", answer=ModelList)),
             ("GET", "/v1/models/{id:path}", self.model, _MODEL),
             ("GET", "/health", self.health, _HEALTH),
@@ -108,6 +115,7 @@ class App:
             ("GET", "/ping", self.health, _HEALTH),
             ("POST", "/ping", self.health, _HEALTH),
             ("GET", "/live", self.live, Operation("That there is a process.", answer=Health)),
+            ("GET", "/load", self.load, Operation("How many requests are open.", answer=Load)),
             ("GET", "/version", self.version, Operation("Which Headrace this is.", answer=VersionAnswer)),
             ("GET", "/metrics", self.show_metrics, Operation("Metrics, for Prometheus.", media="text/plain")),
             ("GET", "/trace", self.trace, _TRACE),
@@ -140,7 +148,20 @@ class App:
 
     def _card(self, name: str) -> ModelCard:
         info = self.service.engine.info
-        return ModelCard(id=name, created=self._created, root=info.name, max_model_len=info.max_model_len)
+        return ModelCard(
+            id=name,
+            created=self._created,
+            root=Path(info.name).name if Path(info.name).is_absolute() else info.name,
+            max_model_len=info.max_model_len,
+            permission=[Permission(id=f"modelperm-{self.names.index(name)}", created=self._created)],
+            meta=ModelMeta(
+                n_vocab=info.vocab_size,
+                n_ctx_train=info.trained_len,
+                n_embd=info.dim,
+                n_params=info.parameters,
+                size=info.weight_bytes,
+            ),
+        )
 
     async def health(self, request: Request) -> Response:
         """GET /health, /ready, /ping: 503 when the engine is dead or the server is on its way out."""
@@ -154,6 +175,10 @@ class App:
     async def live(self, request: Request) -> Response:
         """GET /live: that there is a process, whatever state it is in."""
         return json_response(LIVE)
+
+    async def load(self, request: Request) -> Response:
+        """GET /load"""
+        return json_response(msgspec.json.encode(Load(self.desk.open)))
 
     async def version(self, request: Request) -> Response:
         """GET /version"""

@@ -98,23 +98,30 @@ class Chat:
 def parse_chat(body: Any, limits: Limits) -> ChatRequest:
     """RequestError(param) for what cannot be served as asked, UnknownModel for another model's name."""
     given = checked(body, limits, f.CHAT)
-    if not given.get("messages"):
-        raise RequestError("messages is missing: a list of at least one message.", param="messages")
     shows = given.get("logprobs", False)
     if "top_logprobs" in given and not shows:
         raise RequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
     most = given.get("max_completion_tokens", given.get("max_tokens"))
-    top = given.get("top_logprobs", 0)
+    asked = asked_of(given, limits, most, given.get("top_logprobs", 0) if shows else None)
+    conversation = conversation_of(given, limits)
+    prepare(asked.params, conversation.tools, limits.dialect)
+    told = given.get("include_reasoning", True)
+    return ChatRequest(asked, conversation, cut_of(given), given.get("echo", False), told)
+
+
+def conversation_of(given: Mapping[str, Any], limits: Limits) -> Conversation:
+    """What is to be rendered, out of checked fields."""
+    if "messages" not in given:
+        raise RequestError("messages is missing: a list of at least one message.", param="messages")
     if "chat_template" in given and not limits.trusts_templates:
         why = "chat_template needs a server that was started with --trust-request-chat-template."
         raise RequestError(why, param="chat_template", code="unsupported_parameter")
     begins, continues = given.get("add_generation_prompt"), given.get("continue_final_message", False)
     if continues and begins:
         raise RequestError("continue_final_message needs add_generation_prompt: false.", param="continue_final_message")
-    tools = tool_use(given, limits.dialect)
-    conversation = Conversation(
+    return Conversation(
         given["messages"],
-        tools=tools,
+        tools=tool_use(given, limits.dialect),
         add_generation_prompt=not continues if begins is None else begins,
         continue_final_message=continues,
         template_kwargs=_template_kwargs(given, limits.dialect),
@@ -122,10 +129,6 @@ def parse_chat(body: Any, limits: Limits) -> ChatRequest:
         template=given.get("chat_template"),
         add_special_tokens=given.get("add_special_tokens", False),
     )
-    asked = asked_of(given, limits, most, top if shows else None)
-    prepare(asked.params, tools, limits.dialect)
-    told = given.get("include_reasoning", True)
-    return ChatRequest(asked, conversation, cut_of(given), given.get("echo", False), told)
 
 
 def spoken(message: Any) -> str:

@@ -177,6 +177,7 @@ def _app_settings(engine: EngineSettings, settings: ServeSettings) -> AppSetting
         max_body_bytes=settings.max_body_bytes,
         prefix_caching=engine.enable_prefix_caching,
         prefix_cache_per_key=settings.prefix_cache_per_key,
+        any_name=settings.any_model_name,
         trusts_templates=settings.trust_request_chat_template,
         docs=not settings.disable_fastapi_docs,
         price_per_hour=settings.price_per_hour,
@@ -216,7 +217,7 @@ def _say_ready(engine: EngineClient, app: App, sock: socket.socket, settings: Se
         tokens / info.max_model_len,
     )
     if app.limits.defaults:
-        log.info("sampling defaults from the model's generation_config.json: %s", app.limits.defaults)
+        log.info("sampling defaults (generation_config, where a request says nothing): %s", app.limits.defaults)
     if engine.template is None:
         log.warning("the model has no chat template: /v1/chat/completions answers 400")
     names, at = ", ".join(app.names), address(sock, settings)

@@ -11,9 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.base.errors import ContextTooLong, RequestError, UnknownModel
-from headrace.base.rules import is_whole
 from headrace.core.sampling import SamplingParams
-from headrace.engine.requests import own_defaults
 from headrace.serve import fields as f
 from headrace.serve.errors import shown
 from headrace.serve.formats import Names, form_of
@@ -26,6 +24,7 @@ class Limits:
     """What the served model sets. names: under which it is served. defaults: sampling fields from its own file.
 
     max_new_tokens: of its file, or None. trusts_templates: requests may bring their own chat templates.
+    any_name: requests may call the model what they like.
     vocab_size: ids that a request may name are 0..vocab_size-1. dialect: how it writes calls and reasoning.
     """
 
@@ -37,6 +36,7 @@ class Limits:
     max_new_tokens: int | None = None
     trusts_templates: bool = False
     dialect: Dialect = PLAIN
+    any_name: bool = False
 
     @property
     def bounds(self) -> f.Bounds:
@@ -83,19 +83,12 @@ class Asked:
     timings: bool = False
 
 
-def generation_defaults(generation: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, list[str]]:
-    """The usable sampling fields of a generation_config.json, its max_new_tokens, and the keys with unusable values."""
-    usable, refused = own_defaults(generation)
-    most = generation.get("max_new_tokens")
-    return usable, most if isinstance(most, int) and is_whole(most) and most > 0 else None, refused
-
-
 def checked(body: Any, limits: Limits, table: f.Fields) -> dict[str, Any]:
     """The fields of a body that are not null, all of them in `table` and right."""
     if not isinstance(body, dict):
         raise RequestError("The body must be a JSON object.")
     model = body.get("model")
-    if isinstance(model, str) and model not in limits.names:
+    if isinstance(model, str) and model and not limits.any_name and model not in limits.names:
         names = ", ".join(limits.names)
         raise UnknownModel(f"The model `{shown(model)}` does not exist. Valid aliases: {names}.", param="model")
     given = f.check_fields(body, table, limits.bounds)

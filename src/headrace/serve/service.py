@@ -23,6 +23,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.core.structured import FIELD, StructuredOutputs
 from headrace.engine.messages import Terms
 from headrace.engine.output import detokenizer
+from headrace.engine.requests import own_defaults
 from headrace.serve.answers import Reply, Turn, new_id
 from headrace.serve.callers import caller_of
 from headrace.serve.desk import Desk
@@ -32,7 +33,7 @@ from headrace.serve.journal import Journal
 from headrace.serve.metrics import Metrics
 from headrace.serve.news import News
 from headrace.serve.prompts import Conversation, Prompts
-from headrace.serve.requests import Asked, Limits, generation_defaults
+from headrace.serve.requests import Asked, Limits
 from headrace.serve.tools import Tool, ToolUse, demand
 from headrace.serve.transcript import renamed
 from headrace.text.demands import demanded
@@ -54,6 +55,7 @@ class AppSettings:
     docs: whether /docs and /openapi.json are there. trusts_templates: requests may bring their own chat templates.
     reasoning_fields: names under which chat tells what the model thought. price_per_hour, goodput: as of
     `ServeSettings`. log_requests: a line for each; log_texts: with its texts, at most max_log_len characters of each.
+    any_name: requests may call the model what they like.
     """
 
     names: tuple[str, ...] = ()
@@ -68,6 +70,7 @@ class AppSettings:
     log_texts: bool = False
     max_log_len: int = 1000
     goodput: tuple[str, ...] = ()
+    any_name: bool = False
 
 
 class Service:
@@ -211,7 +214,7 @@ def _deadline(request: Request, timeout_ms: int | None) -> float:
 def limits_of(engine: EngineClient, names: tuple[str, ...], settings: AppSettings) -> Limits:
     """What requests are checked against, the model's own sampling defaults among it."""
     info = engine.info
-    defaults, max_new_tokens, refused = generation_defaults(info.generation)
+    defaults, max_new_tokens, refused = own_defaults(info.generation)
     for name in refused:
         log.warning("generation_config.json: %s is not usable and was left out", name)
     return Limits(
@@ -223,4 +226,5 @@ def limits_of(engine: EngineClient, names: tuple[str, ...], settings: AppSetting
         max_new_tokens=max_new_tokens,
         trusts_templates=settings.trusts_templates,
         dialect=dialect_of(engine.template, engine.tokenizer),
+        any_name=settings.any_name,
     )

@@ -26,6 +26,7 @@ class ServeSettings:
     api_key, api_key_file: keys that requests need, beside those of the environment (`serve.keys`); none: all may ask.
     metrics_without_key: /metrics is open all the same.
     trust_request_chat_template: requests may bring their own chat templates, which run in the sandbox.
+    any_model_name: requests may call the model what they like.
     disable_fastapi_docs: no /docs, no /openapi.json.
     prefix_cache_per_key: callers find only their own prompts in the prefix cache, so that its speed tells them nothing.
     allowed_origins and the next three: what scripts of other origins may do (CORS); no origins: nothing.
@@ -51,6 +52,7 @@ class ServeSettings:
     api_key_file: str | None = None
     metrics_without_key: bool = False
     disable_fastapi_docs: bool = False
+    any_model_name: bool = False
     trust_request_chat_template: bool = False
     prefix_cache_per_key: bool = False
     allowed_origins: tuple[str, ...] = ()

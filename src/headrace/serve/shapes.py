@@ -160,6 +160,33 @@ class Answer(Struct, Generic[_ChoiceT], frozen=True, kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
+class Permission(Struct, frozen=True, kw_only=True):
+    """As OpenAI once had it, and vLLM has it still."""
+
+    id: str
+    object: str = "model_permission"
+    created: int
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: None = None
+    is_blocking: bool = False
+
+
+class ModelMeta(Struct, frozen=True, kw_only=True):
+    """llama.cpp's names. n_ctx_train: the model's own context. n_params: numbers in its file. size: weights' bytes."""
+
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_params: int
+    size: int
+
+
 class ModelCard(Struct, frozen=True, kw_only=True):
     id: str
     object: str = "model"
@@ -168,6 +195,8 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     root: str
     parent: None = None
     max_model_len: int
+    permission: list[Permission]
+    meta: ModelMeta
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
@@ -177,6 +206,12 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
 class VersionAnswer(Struct, frozen=True):
     version: str
+
+
+class Load(Struct, frozen=True):
+    """server_load: open requests, those that wait too."""
+
+    server_load: int
 
 
 class Health(Struct, frozen=True):
