@@ -64,7 +64,7 @@ class StepResult:
 class _Slot:
     """What the runner keeps of one running sequence besides its row of the arrays."""
 
-    __slots__ = ("bans", "counted", "counts", "filled", "index", "mask", "moves", "row", "sequence", "static")
+    __slots__ = ("bans", "counted", "counts", "filled", "index", "mask", "moves", "sequence", "static")
 
     def __init__(self, index: int, sequence: Sequence) -> None:
         self.index = index
@@ -84,24 +84,24 @@ class _Slot:
         )
         self.bans = [w for w in words if len(w) > 1]
         self.mask: I32 | None = None  # of the ids that the request allows
-        self.row: I32 = _NO_IDS  # of those that its constraint allows as well
 
     def changes(self) -> bool:
         """Whether what the sampler is told of it may differ at the next token."""
         return self.counts is not None or self.sequence.constraint is not None or self.biased()
 
-    def allowed(self, vocab: int) -> I32 | None:
-        """The mask of the next token; None if all are allowed. All zeros where the constraint has met a limit."""
+    def masked(self) -> bool:
+        """Whether some ids are not allowed at all."""
+        return self.mask is not None or self.sequence.constraint is not None
+
+    def allow(self, row: I32) -> None:
+        """Write what may come next as a row of masks: nothing, where the constraint has met a limit."""
         constraint = self.sequence.constraint
         if constraint is None:
-            return self.mask
-        if not len(self.row):
-            self.row = np.zeros(-(-vocab // 32), np.int32)
-        if not constraint.mask(self.row):
-            self.row[:] = 0
+            row[:] = -1
+        elif not constraint.mask(row):
+            row[:] = 0
         if self.mask is not None:
-            self.row &= self.mask
-        return self.row
+            row &= self.mask
 
     def biased(self) -> bool:
         s = self.sequence
@@ -276,7 +276,7 @@ class Runner:
         own = [slots[i] if token < 0 else None for i, token in zip(rows.item, rows.target, strict=True)]
         bias = _csr([s.biases() if s and s.biased() else None for s in own], np.float32)
         penalty = _csr([s.penalties() if s and s.counts is not None else None for s in own], np.int32)
-        mask_rows, masks = _masks([s.allowed(self._vocab) if s else None for s in own], self._vocab)
+        mask_rows, masks = _masks(own, self._vocab)
         rows.constrained = [r for r, s in enumerate(own) if s and s.sequence.constraint is not None]
         return Sampling(
             **settings,
@@ -414,13 +414,16 @@ def _csr(lists: Iterable[tuple[I32, NDArray[Any]] | None], dtype: type) -> tuple
     return indptr, np.concatenate([x[0] for x in some]), np.concatenate([x[1] for x in some]).astype(dtype)
 
 
-def _masks(masks: list[I32 | None], vocab: int) -> tuple[I32, I32]:
-    rows = np.full(len(masks), -1, np.int32)
-    some = [(r, m) for r, m in enumerate(masks) if m is not None]
-    for at, (r, _) in enumerate(some):
+def _masks(slots: list[_Slot | None], vocab: int) -> tuple[I32, I32]:
+    rows = np.full(len(slots), -1, np.int32)
+    some = [r for r, s in enumerate(slots) if s is not None and s.masked()]
+    masks = np.zeros((len(some), -(-vocab // 32)), np.int32)
+    for at, r in enumerate(some):
         rows[r] = at
-    width = -(-vocab // 32)
-    return rows, np.stack([m for _, m in some]) if some else np.zeros((0, width), np.int32)
+        slot = slots[r]
+        assert slot is not None
+        slot.allow(masks[at])
+    return rows, masks
 
 
 def _bitmask(ids: list[int], vocab: int) -> I32:

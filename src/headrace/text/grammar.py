@@ -218,18 +218,22 @@ class Constraint:
     so far.
     """
 
-    __slots__ = ("_bits", "_ids", "_matcher", "_scratch", "_words")
+    __slots__ = ("_ends", "_ids", "_matcher", "_scratch", "_view", "_whole")
 
     def __init__(self, matcher: Matcher, stop_ids: Iterable[int]) -> None:
         trie = matcher.trie
         self._matcher = matcher
-        self._ids = np.array(sorted(i for i in set(stop_ids) if i < trie.end), np.int32)
-        self._words, self._bits = self._ids >> 5, np.int32(1) << (self._ids & 31)
+        self._ids = sorted(i for i in set(stop_ids) if i < trie.end)
+        self._ends: dict[int, int] = {}  # words of the mask that hold their bits, and these
+        for i in self._ids:
+            self._ends[i >> 5] = self._ends.get(i >> 5, 0) | 1 << (i & 31)
+        self._whole = trie.end >> 5, 1 << (trie.end & 31)
         self._scratch = np.zeros(trie.words, np.int32)
+        self._view = self._scratch.data.cast("B").cast("I")
 
     def copy(self) -> Constraint:
         """Another one at the same place, for another sequence."""
-        return Constraint(self._matcher.copy(), self._ids.tolist())
+        return Constraint(self._matcher.copy(), self._ids)
 
     @property
     def complete(self) -> bool:
@@ -246,27 +250,28 @@ class Constraint:
 
     def mask(self, row: I32) -> bool:
         """Write what may come next; False on an error. row int32 [ceil(n / 32)]: bit i of word w allows 32 w + i."""
-        words = self._scratch
-        if not self._matcher.fill(words):
+        if not self._matcher.fill(self._scratch):
             return False
-        end = self._matcher.trie.end
-        complete = bool(words[end >> 5] >> (end & 31) & 1)
-        words[end >> 5] &= ~(1 << (end & 31)) if end & 31 < 31 else 0x7FFFFFFF
-        named = (words[self._words] & self._bits) != 0
-        np.bitwise_and.at(words, self._words, ~self._bits)
-        if complete:
-            np.bitwise_or.at(words, self._words, self._bits)
-        elif named.any():
-            self._allow_last(words, np.flatnonzero(named))
-        row[:] = words[: len(row)]
+        words = self._view
+        word, bit = self._whole
+        complete = words[word] & bit
+        words[word] &= ~bit
+        for word, bits in self._ends.items():
+            if complete:
+                words[word] |= bits
+            elif named := words[word] & bits:
+                words[word] ^= named ^ self._last(word, named)
+        row[:] = self._scratch[: len(row)]
         return True
 
-    def _allow_last(self, words: I32, named: NDArray[np.intp]) -> None:
+    def _last(self, word: int, named: int) -> int:
         """Of the ends that the grammar names here, those that complete it."""
-        for i in named:
-            after = self._matcher.copy()
-            if after.consume(int(self._ids[i])) and after.accepting:
-                words[self._words[i]] |= self._bits[i]
+        last = 0
+        for bit in range(32):
+            after = self._matcher.copy() if named >> bit & 1 else None
+            if after is not None and after.consume(32 * word + bit) and after.accepting:
+                last |= 1 << bit
+        return last
 
     def accept(self, token: int) -> bool:
         """Take a token in, which the mask allowed; False if the grammar does not."""
