@@ -93,7 +93,7 @@ def test_throughput_has_a_price(settings: EngineSettings) -> None:
     found = throughput(settings, asks(9, Lengths.of("5-20"), Lengths.of("2-7")), price_per_hour=36.0, show=False)
     prompt, answer = (found[f"usd_per_million_{kind}_tokens"] for kind in ("prompt", "completion"))
     spent = 1e-6 * (prompt * found["total_input_tokens"] + answer * found["total_output_tokens"])
-    assert 0 < prompt and 0 < answer and spent <= 0.01 * found["duration"]
+    assert prompt > 0 and answer > 0 and spent <= 0.01 * found["duration"]
 
 
 def test_latency_of_batches(settings: EngineSettings) -> None:

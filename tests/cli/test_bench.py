@@ -64,7 +64,7 @@ def test_serve_starts_a_server_of_its_own_and_ends_it(tiny: Path, tmp_path: Path
     assert found["request_goodput"] == pytest.approx(found["request_throughput"])
     prompt, answer = (found[f"usd_per_million_{kind}_tokens"] for kind in ("prompt", "completion"))
     spent = 1e-6 * (prompt * found["total_input_tokens"] + answer * found["total_output_tokens"])
-    assert 0 < prompt and 0 < answer and spent < 7 / 3600 * found["duration"]
+    assert prompt > 0 and answer > 0 and spent < 7 / 3600 * found["duration"]
     assert found["median_ttft_ms"] <= found["median_e2el_ms"]
     listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert f"headrace.cli serve {tiny}" not in listing

@@ -102,6 +102,11 @@ nothing = Rule("null", {"type": "null"}, lambda value: False)  # null equals abs
 anything = Rule("anything", {}, lambda value: True)
 
 
+def refused(why: str) -> Rule:
+    """Nothing but null, because of what is told."""
+    return Rule(f"absent: {why}", nothing.schema, nothing.accepts)
+
+
 def text(most: int | None = None, least: int = 0) -> Rule:
     """A string of least..most characters, which can be encoded."""
     highest = sys.maxsize if most is None else most

@@ -99,8 +99,6 @@ def parse_chat(body: Any, limits: Limits) -> ChatRequest:
     """RequestError(param) for what cannot be served as asked, UnknownModel for another model's name."""
     given = checked(body, limits, f.CHAT)
     shows = given.get("logprobs", False)
-    if "top_logprobs" in given and not shows:
-        raise RequestError("top_logprobs needs logprobs: true.", param="top_logprobs")
     most = given.get("max_completion_tokens", given.get("max_tokens"))
     asked = asked_of(given, limits, most, given.get("top_logprobs", 0) if shows else None)
     conversation = conversation_of(given, limits)
@@ -113,9 +111,6 @@ def conversation_of(given: Mapping[str, Any], limits: Limits) -> Conversation:
     """What is to be rendered, out of checked fields."""
     if "messages" not in given:
         raise RequestError("messages is missing: a list of at least one message.", param="messages")
-    if "chat_template" in given and not limits.trusts_templates:
-        why = "chat_template needs a server that was started with --trust-request-chat-template."
-        raise RequestError(why, param="chat_template", code="unsupported_parameter")
     begins, continues = given.get("add_generation_prompt"), given.get("continue_final_message", False)
     if continues and begins:
         raise RequestError("continue_final_message needs add_generation_prompt: false.", param="continue_final_message")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from headrace.engine.output import Delta
     from headrace.text import Tokenizer
 
+DEFAULT_TOKENS = 16  # OpenAI's
 MAX_SEQUENCES = 2048  # choices of one request over all its prompts
 
 
@@ -75,7 +76,7 @@ def parse_completion(body: Any, limits: Limits) -> CompletionRequest:
     """RequestError(param) for what cannot be served as asked, UnknownModel for another model's name."""
     given = checked(body, limits, f.COMPLETION)
     top = given.get("logprobs")
-    asked = asked_of(given, limits, given.get("max_tokens"), top)
+    asked = asked_of(given, limits, given.get("max_tokens", limits.max_new_tokens or DEFAULT_TOKENS), top)
     prompts = _prompts(given.get("prompt"))
     if len(prompts) * asked.params.n > MAX_SEQUENCES:
         raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES}.", param="prompt")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from headrace.base.rules import (
@@ -33,6 +34,7 @@ from headrace.base.rules import (
     open_object,
     record,
     refuse,
+    refused,
     text,
     told,
     unknown,
@@ -49,11 +51,16 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class Bounds(NamedTuple):
-    """What of a served model decides about rules."""
+    """What of a served model decides about rules. reads: variables of its chat template.
+
+    trusts_templates: requests may bring their own.
+    """
 
     vocab_size: int
     max_logprobs: int
     max_model_len: int
+    reads: frozenset[str] = frozenset()
+    trusts_templates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +68,14 @@ class Field:
     """One field. rule: what it may be, or a function of what the model allows. help: what it does, for its readers.
 
     refuses: why other values are refused, for what is not done here (see `neutral`). default: if there is one to tell.
+    needs: another field that must be there too, and its value if it is not None.
     """
 
     rule: Rule | Callable[[Bounds], Rule]
     help: str
     refuses: str = ""
     default: Any = None
+    needs: tuple[str, Any] | None = None
 
     def of(self, bounds: Bounds) -> Rule:
         """The rule for one served model."""
@@ -101,16 +110,36 @@ def check_fields(body: Mapping[str, Any], fields: Fields, bounds: Bounds) -> dic
             message = f"is not supported here: {field.refuses} Please {either_way}; got {told(value)}"
             refuse(name, message, code="unsupported_parameter")
         rule.check(name, value)
+    for name in given:
+        _check_needs(name, fields[name], given)
     return given
+
+
+def _check_needs(name: str, field: Field, given: Mapping[str, Any]) -> None:
+    if field.needs is None:
+        return
+    other, value = field.needs
+    if other not in given or value not in (None, given[other]):
+        refuse(name, f"needs {other}" + ("" if value is None else f": {told(value)}"))
 
 
 def body_schema(fields: Fields, bounds: Bounds, required: Collection[str]) -> dict[str, Any]:
     """JSON schema of a body."""
+    needs = [_needs(name, *field.needs) for name, field in fields.items() if field.needs is not None]
     return {
         "type": "object",
         "properties": {name: field.schema(bounds, name in required) for name, field in fields.items()},
         "required": sorted(required),
         "additionalProperties": False,
+        **({"allOf": needs} if needs else {}),
+    }
+
+
+def _needs(name: str, other: str, value: Any) -> Schema:
+    there: Schema = {"not": {"type": "null"}}
+    return {
+        "if": {"properties": {name: there}, "required": [name]},
+        "then": {"properties": {other: there if value is None else {"const": value}}, "required": [other]},
     }
 
 
@@ -172,6 +201,7 @@ COMMON: Final[Fields] = {
     "stream": Field(flag, "Send the answer in pieces, as server-sent events.", default=False),
     "stream_options": Field(STREAM_OPTIONS,
         "With stream only. include_usage: a last event with the usage; continuous_usage_stats: usage in all events.",
+        needs=("stream", True),
     ),
     "logit_bias": Field(_BIAS, "Added to the logits of these tokens, by id."),
     "priority": Field(integer(-INT32, INT32), "Requests with smaller numbers run first.", default=0),
@@ -184,7 +214,9 @@ COMMON: Final[Fields] = {
     "truncate_prompt_tokens": Field(
         either(one_of(-1), integer(1, INT32)), "Cut longer prompts to so many tokens; -1: to what the context holds."
     ),
-    "truncation_side": Field(one_of("left", "right"), "Which end of the prompt is cut off.", default="left"),
+    "truncation_side": Field(
+        one_of("left", "right"), "Which end is cut off; left if absent.", needs=("truncate_prompt_tokens", None)
+    ),
     "best_of": Field(integer(1, sampling.MAX_CHOICES), "Only as much as n: all choices are told."),
     "return_prompt_text": Field(flag, "Tell the text that the prompt's tokens stand for (prompt_text).", default=False),
     "return_token_ids": Field(flag, "Tell the ids of the prompt's and the answer's tokens.", default=False),
@@ -205,22 +237,71 @@ _NEUTRAL: Final[Fields] = {
     "repetition_detection": neutral(nothing, "use penalties."),
 }
 
+_TEXT_OR_NULL: Final[Schema] = {"type": ["string", "null"]}
+_PART: Final[Schema] = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text", "refusal"]}, "text": {"type": "string"}, "refusal": {"type": "string"}},
+    "oneOf": [{"properties": {"type": {"const": kind}}, "required": ["type", kind]} for kind in ("text", "refusal")],
+}
+_CALL: Final[Schema] = {
+    "type": "object",
+    "properties": {
+        "function": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "arguments": {"type": ["object", "null"]}},
+            "required": ["name"],
+        }
+    },
+    "required": ["function"],
+}
+_MESSAGE: Final[Schema] = {
+    "type": "object",
+    "properties": {
+        "role": {"enum": ["user", "assistant", "system", "developer", "tool"]},
+        "content": {"anyOf": [_TEXT_OR_NULL, {"type": "array", "items": _PART}]},
+        "name": _TEXT_OR_NULL,
+        "tool_calls": {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
+        "tool_call_id": _TEXT_OR_NULL,
+        "reasoning": _TEXT_OR_NULL,
+        "reasoning_content": _TEXT_OR_NULL,
+    },
+    "required": ["role", "content"],
+}
+# Checked where it is rendered (`text.messages`); a template may refuse more, or read other roles.
+MESSAGE = Rule("a message", _MESSAGE, lambda value: True)
+
+
+def _alternatives(bounds: Bounds) -> Rule:
+    return sampling.logprobs_rule(bounds.max_logprobs)
+
+
+def _template_rule(bounds: Bounds) -> Rule:
+    trusted = text(MAX_TEMPLATE, 1)
+    return trusted if bounds.trusts_templates else refused("this server runs without --trust-request-chat-template")
+
+
+@cache
+def _documents_rule(bounds: Bounds) -> Rule:
+    if "documents" in bounds.reads or bounds.trusts_templates:
+        return list_of(open_object(), 1024, of="documents")
+    return list_of(anything, 0, of="documents, as this model's template does not read them")
+
+
+def _effort_rule(bounds: Bounds) -> Rule:
+    return one_of(*EFFORTS) if "reasoning_effort" in bounds.reads else one_of("none")
+
+
 CHAT: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
-    # Messages are checked where they are rendered (`text.messages`).
-    "messages": Field(list_of(anything, MAX_ITEMS, least=1, of="messages"), "The conversation."),
+    "messages": Field(list_of(MESSAGE, MAX_ITEMS, least=1, of="messages"), "The conversation."),
     "max_tokens": Field(_COUNT, "Most tokens of the answer; up to the context if absent."),
     "max_completion_tokens": Field(_COUNT, "Most tokens of the answer; goes before max_tokens."),
     "logprobs": Field(flag, "Tell each token's log-probability.", default=False),
-    "top_logprobs": Field(lambda b: sampling.logprobs_rule(b.max_logprobs), "And so many likely others."),
+    "top_logprobs": Field(_alternatives, "And so many likely ones.", needs=("logprobs", True)),
     "add_generation_prompt": Field(flag, "Let the template begin the assistant's turn.", default=True),
     "continue_final_message": Field(flag, "Go on with the last message.", default=False),
     "chat_template_kwargs": Field(open_object(), "Further variables of the model's chat template."),
-    "chat_template": Field(
-        text(MAX_TEMPLATE, 1), "A template in the place of the model's; only with --trust-request-chat-template."
-    ),
-    "documents": Field(
-        list_of(open_object(), 1024, of="documents"), "The variable `documents` of templates that read it."
-    ),
+    "chat_template": Field(_template_rule, "A template in the place of the model's."),
+    "documents": Field(_documents_rule, "The variable `documents` of templates that read it."),
     "add_special_tokens": Field(flag, "Add what the tokenizer adds to texts; templates write it.", default=False),
     "echo": Field(flag, "Say the last message again before its continuation, if it is the assistant's.", default=False),
     "tools": Field(TOOLS, "Functions that the model may call."),
@@ -233,12 +314,13 @@ CHAT: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
     "prediction": neutral(nothing, "there are no predicted outputs."),
     "moderation": neutral(nothing, "nothing is moderated."),
     "web_search_options": neutral(nothing, "nothing is searched for."),
-    "reasoning_effort": Field(one_of(*EFFORTS), "How much to think, for templates that read it; none: not at all."),
+    "reasoning_effort": Field(_effort_rule, "How much to think, for templates that read it; none: not at all."),
     "verbosity": neutral(one_of("medium"), "the model has no verbosity to set."),
     "include_reasoning": Field(flag, "Tell what the model thought before it answered.", default=True),
 }  # fmt: skip
 
 
+@cache
 def _prompt_rule(bounds: Bounds) -> Rule:
     ids = list_of(sampling.token_id(bounds.vocab_size), MAX_ITEMS, least=1, of="token ids")
     return either(text(), ids, list_of(either(text(), ids), MAX_ITEMS, least=1, of="prompts"))
@@ -247,9 +329,10 @@ def _prompt_rule(bounds: Bounds) -> Rule:
 COMPLETION: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
     "prompt": Field(_prompt_rule, "A text, token ids, or a list of texts and lists of ids."),
     "max_tokens": Field(
-        integer(0, 2**63 - 1, says="an integer, 0 or more"), "Most tokens of the answer; up to the context if absent."
+        integer(0, 2**63 - 1, says="an integer, 0 or more"),
+        "Most tokens of the answer; 16 if neither the request nor the model says.",
     ),
-    "logprobs": Field(lambda b: sampling.logprobs_rule(b.max_logprobs), "Log-probabilities, and so many likely ones."),
+    "logprobs": Field(_alternatives, "Log-probabilities, and so many likely ones."),
     "echo": Field(flag, "Say the prompt again before the answer.", default=False),
     "add_special_tokens": Field(flag, "Begin texts as the model was trained to see them begin.", default=True),
     "suffix": neutral(one_of(""), "nothing can be written before a given end."),

@@ -41,7 +41,8 @@ class Limits:
     @property
     def bounds(self) -> f.Bounds:
         """What decides about rules."""
-        return f.Bounds(self.vocab_size, self.max_logprobs, self.max_model_len)
+        reads, trusts = self.dialect.variables, self.trusts_templates
+        return f.Bounds(self.vocab_size, self.max_logprobs, self.max_model_len, reads, trusts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,6 @@ def checked(body: Any, limits: Limits, table: f.Fields) -> dict[str, Any]:
         names = ", ".join(limits.names)
         raise UnknownModel(f"The model `{shown(model)}` does not exist. Valid aliases: {names}.", param="model")
     given = f.check_fields(body, table, limits.bounds)
-    if "stream_options" in given and not given.get("stream"):
-        raise RequestError("stream_options needs stream: true.", param="stream_options")
     if "best_of" in given and given["best_of"] != given.get("n", 1):
         raise RequestError("best_of must equal n: all choices are told, none is picked.", param="best_of")
     return given
@@ -136,8 +135,6 @@ def asked_of(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, l
 def cut_of(given: Mapping[str, Any]) -> Cut | None:
     """How the request's prompts are to be cut, if they are."""
     most = given.get("truncate_prompt_tokens")
-    if most is None and "truncation_side" in given:
-        raise RequestError("truncation_side needs truncate_prompt_tokens.", param="truncation_side")
     return None if most is None else Cut(None if most == -1 else most, given.get("truncation_side", "left"))
 
 

@@ -175,7 +175,7 @@ RESPONSES: f.Fields = {name: f.CHAT[name] for name in PASSED} | {
         f"{LOGPROBS}: tell each token's. {_ENCRYPTED}: nothing more, reasoning is told as it is.",
     ),
     "top_logprobs": f.Field(f.CHAT["top_logprobs"].rule, f"And so many likely others; needs include: {LOGPROBS}."),
-    "stream_options": f.Field(record({"include_obfuscation": one_of(False)}), "With stream only."),
+    "stream_options": f.Field(record({"include_obfuscation": one_of(False)}), "Of streams.", needs=("stream", True)),
     "metadata": f.Field(map_of(text(64), text(512), MAX_METADATA, "notes"), "The client's own; said again."),
     "user": f.Field(text(f.MAX_HINT), "Who asks, as the client calls them; said again."),
     "safety_identifier": f.Field(text(f.MAX_HINT), "Who asks; said again."),
