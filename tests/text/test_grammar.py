@@ -159,6 +159,30 @@ def test_references_and_recursion_hold() -> None:
     assert not follows(compiled(json=NODE), '{"value": "blue", "next": null}')
 
 
+def test_one_of_several_looks_behind_references() -> None:
+    """What pydantic makes of a union with a discriminator."""
+    odd = 'é x%/~1"\n'
+    cat = {"type": "object", "properties": {"kind": {"const": "cat"}, odd: {"$ref": "#/$defs/size"}}}
+    dog = {"type": "object", "properties": {"kind": {"const": "dog"}, "friend": {"$ref": "#"}}}
+    tag: dict[str, Any] = {"required": ["kind"], "additionalProperties": False}
+    schema = {
+        "$defs": {"cat": cat | tag, "dog": dog | tag, "size": {"type": "integer", "maximum": 9}},
+        "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+        "discriminator": {"propertyName": "kind"},
+    }
+    value = {"kind": "dog", "friend": {"kind": "cat", odd: 3}}
+    jsonschema.validate(value, schema)
+    assert follows(compiled(json=schema), json.dumps(value, ensure_ascii=False))
+    assert not follows(compiled(json=schema), json.dumps({"kind": "cat", odd: 10}, ensure_ascii=False))
+    for seed in range(20):
+        if text := walk(compiled(json=schema), random.Random(seed)):
+            jsonschema.validate(json.loads(text), schema)
+
+
+def test_one_of_several_that_may_overlap_is_refused() -> None:
+    assert "oneOf" in str(refused(json={"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}))
+
+
 def test_there_is_one_way_to_space_a_value() -> None:
     assert follows(compiled(json={}), json.dumps({"a": [1, {"b": 2}]}))
     assert not any(follows(compiled(json={}), text) for text in ('{"a":1}', '{"a": 1\n}', ' {"a": 1}', '{"a": 1} '))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from headrace.base.errors import HeadraceError
 from headrace.core.structured import MAX_SCHEMA_CHARACTERS
@@ -59,6 +59,7 @@ def normalised(schema: Any) -> Schema:
     found = walk.schema(schema, "#", 0)
     walk.check_references()
     assert isinstance(found, dict)
+    walk.outline_choices(found)
     return found | {"x-guidance": SPACING}
 
 
@@ -196,6 +197,7 @@ class _Walk:
         self._root = root
         self._met: dict[int, str] = {}  # id of a subschema -> where
         self._references: list[tuple[str, str]] = []  # where, target
+        self._choices: list[list[Any]] = []  # the lists of "oneOf", in their normal form
 
     def schema(self, value: Any, where: str, depth: int) -> Schema | bool:
         """The normal form of a subschema."""
@@ -226,7 +228,10 @@ class _Walk:
         if name in SEVERAL:
             if not isinstance(value, list) or not value:
                 raise SchemaError(place, f"{name} must be a list of at least one schema")
-            return [self.schema(item, f"{place}/{i}", depth + 1) for i, item in enumerate(value)]
+            several = [self.schema(item, f"{place}/{i}", depth + 1) for i, item in enumerate(value)]
+            if name == "oneOf":
+                self._choices.append(several)
+            return several
         if name in NAMED:
             if not isinstance(value, dict):
                 raise SchemaError(place, f"{name} must be an object of schemas")
@@ -253,19 +258,52 @@ class _Walk:
                 seen.append(target["$ref"])
                 target = self._target(place, target["$ref"])
 
+    def outline_choices(self, root: Schema) -> None:
+        """Say what a reference in "oneOf" leads to: llguidance takes schemas for each other's opposites only where it
+        sees that they are, by their types or by properties that are constant, and it does not look behind references.
+        """
+        for choices in self._choices:
+            for i, choice in enumerate(choices):
+                while isinstance(choice, dict) and choice.keys() == {"$ref"}:
+                    reference = choice["$ref"]
+                    choice = _found(root, reference)
+                    choices[i] = _outline(choice, reference) if isinstance(choice, dict) else choice
+
     def _target(self, place: str, reference: str) -> Any:
-        node: Any = self._root
-        for part in reference.split("/")[1:]:
-            name = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(node, list) and name.isascii() and name.isdigit() and int(name[:9]) < len(node):
-                node = node[int(name[:9])]
-            elif isinstance(node, dict) and name in node:
-                node = node[name]
-            else:
-                raise SchemaError(place, f"$ref {_shown(reference)} leads nowhere")
+        try:
+            node = _found(self._root, reference)
+        except (LookupError, ValueError, TypeError):
+            raise SchemaError(place, f"$ref {_shown(reference)} leads nowhere") from None
         if not isinstance(node, bool) and id(node) not in self._met:
             raise SchemaError(place, f"$ref {_shown(reference)} leads to no schema")
         return node
+
+
+def _found(root: Schema, reference: str) -> Any:
+    """What a reference leads to; LookupError, ValueError or TypeError if nothing."""
+    node: Any = root
+    for part in reference.split("/")[1:]:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        node = node[int(name)] if isinstance(node, list) else node[name]
+    return node
+
+
+def _outline(schema: Schema, where: str) -> Schema:
+    """A schema with references in the place of the schemas in it, but for constants."""
+
+    def behind(value: Any, *path: str) -> Any:
+        plain = isinstance(value, bool) or value.keys() <= {"const", "enum", "type"}
+        return value if plain else {"$ref": "/".join((where, *(quote(_escaped(name)) for name in path)))}
+
+    outline: Schema = {}
+    for name, value in schema.items():
+        if name in ("properties", "patternProperties"):
+            outline[name] = {key: behind(item, name, key) for key, item in value.items()}
+        elif name in SEVERAL:
+            outline[name] = [behind(item, name, str(i)) for i, item in enumerate(value)]
+        elif name not in NAMED:
+            outline[name] = behind(value, name) if name in ONE else value
+    return outline
 
 
 def _is_remark(name: str, value: Any, where: str) -> bool:
