@@ -8,6 +8,8 @@ import httpx
 import pytest
 from fake_engine import FakeEngine
 
+from headrace.engine.loading import TextSide
+
 pytest_plugins = ["serve_fixtures"]
 
 HI = [{"role": "user", "content": "hi"}]
@@ -93,3 +95,15 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient, path: str, body
 async def test_another_model_is_unknown_here_too(client: httpx.AsyncClient) -> None:
     assert (await post(client, "/tokenize", 404, prompt="a", model="x"))["error"]["code"] == "model_not_found"
     assert (await post(client, "/detokenize", 404, tokens=[1], model="x"))["error"]["code"] == "model_not_found"
+
+
+async def test_what_the_tokenizer_is(client: httpx.AsyncClient, words: TextSide) -> None:
+    told = (await client.get("/tokenizer_info")).json()
+    assert words.template is not None
+    assert told == {
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "chat_template": words.template.source,
+        "model_max_length": 64,
+    }
+    assert (await post(client, "/tokenize", prompt=told["eos_token"], add_special_tokens=False))["tokens"] == [2]

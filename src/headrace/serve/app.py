@@ -107,6 +107,7 @@ class App:
             ("POST", "/v1/tokenize", tokens.tokenize, tokenizing.TOKENIZING),
             ("POST", "/detokenize", tokens.detokenize, tokenizing.DETOKENIZING),
             ("POST", "/v1/detokenize", tokens.detokenize, tokenizing.DETOKENIZING),
+            ("GET", "/tokenizer_info", tokens.info, tokenizing.INFO),
             ("GET", "/v1/models", self.models, Operation("The names that are served.", answer=ModelList)),
             ("GET", "/v1/models/{id:path}", self.model, _MODEL),
             ("GET", "/health", self.health, _HEALTH),

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: texts and conversations as token ids, and back, as vLLM and llama.cpp have it.
+"""Texts and conversations as token ids, and back, as vLLM and llama.cpp have it; and what a tokenizer is.
 
 Owes: the ids that a completion or a chat of the same would get. Does not know: the engine.
 """
@@ -73,6 +73,16 @@ class Text(Struct, frozen=True, kw_only=True):
     content: str
 
 
+class TokenizerInfo(Struct, frozen=True, kw_only=True):
+    """What evaluation harnesses ask for. Tokens are None where the model has none."""
+
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+    model_max_length: int
+
+
+INFO = Operation("The model's special tokens and chat template.", answer=TokenizerInfo)
 TOKENIZING = Operation("A text or a conversation as token ids.", body=TOKENIZE, answer=Tokens)
 DETOKENIZING = Operation("Token ids as text.", body=DETOKENIZE, required=("tokens",), answer=Text)
 
@@ -120,6 +130,17 @@ class Tokenizing:
             ids = await self._service.read(request, parse_detokenize)
             told = await asyncio.to_thread(self._service.tokenizer.decode, ids)
             return json_response(msgspec.json.encode(Text(prompt=told, content=told)))
+
+    async def info(self, request: Request) -> Response:
+        """GET /tokenizer_info"""
+        tokenizer, template = self._service.tokenizer, self._service.engine.template
+        answer = TokenizerInfo(
+            bos_token=tokenizer.names.get("bos_token"),
+            eos_token=tokenizer.names.get("eos_token"),
+            chat_template=template.source if template else None,
+            model_max_length=self._service.limits.max_model_len,
+        )
+        return json_response(msgspec.json.encode(answer))
 
 
 def _text(raw: bytes) -> str | list[int]:
