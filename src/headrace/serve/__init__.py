@@ -5,6 +5,7 @@ app          the table of routes and what stands around them
 chat, completions   one file an API: its requests, its answers, its endpoint
 service      what the endpoints share: reading, submitting, answering
 requests     JSON -> checked request;  fields: the tables of what is accepted
+tokenizing   texts as tokens and back
 openapi      the documentation that the tables and the shapes make
 prompts      text -> token ids, off the event loop when long
 answers      news of the engine -> answers and events;  shapes: how they look on the wire
