@@ -51,6 +51,11 @@ SERVE_FLAGS: FlagTable = {  # by field of ServeSettings
     "metrics_without_key": (bool, {}, "Leave /metrics open when keys are needed."),
     "trust_request_chat_template": (bool, {}, "Requests may bring chat templates (they run in a sandbox)."),
     "any_model_name": (bool, {}, "Requests may call the model what they like."),
+    "reasoning_field": (
+        str,
+        {"metavar": "reasoning|reasoning_content|both"},
+        "Field of chat answers for what the model thought.",
+    ),
     "disable_fastapi_docs": (bool, {}, "No /docs and no /openapi.json."),
     "prefix_cache_per_key": (bool, {}, "Callers find only their own prompts in the prefix cache."),
     "price_per_hour": (float | None, {"metavar": "USD"}, "What the machine costs: answers and metrics tell costs."),

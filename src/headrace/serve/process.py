@@ -38,7 +38,7 @@ from headrace.serve.listening import (
     tls_context,
 )
 from headrace.serve.service import AppSettings
-from headrace.serve.settings import ServeSettings
+from headrace.serve.settings import REASONING_FIELDS, ServeSettings
 from headrace.weights import resolve
 
 STATS_SECONDS = 10.0
@@ -180,6 +180,7 @@ def _app_settings(engine: EngineSettings, settings: ServeSettings) -> AppSetting
         any_name=settings.any_model_name,
         trusts_templates=settings.trust_request_chat_template,
         docs=not settings.disable_fastapi_docs,
+        reasoning_fields=REASONING_FIELDS[settings.reasoning_field],
         price_per_hour=settings.price_per_hour,
         log_requests=settings.enable_log_requests or settings.enable_log_outputs,
         log_texts=settings.enable_log_outputs,

@@ -185,9 +185,8 @@ class Service:
         try:
             await self.engine.grammar(SamplingParams(structured_outputs=StructuredOutputs(json=tool.schema)))
         except RequestError as error:
-            raise RequestError(
-                f"The tool {tool.name}: {str(error).replace(f'{FIELD}.json', place)}", param=place
-            ) from None
+            why = str(error).replace(f"{FIELD}.json", place)
+            raise RequestError(f"The tool {tool.name}: {why}", param=place) from None
 
     async def answer(self, request: Request, reply: Reply) -> Response:
         """The response: a stream of events or one body, as was asked."""

@@ -12,6 +12,12 @@ from headrace.base.log import FORMATS
 from headrace.serve.http import MAX_BODY
 from headrace.serve.keys import Key
 
+REASONING_FIELDS = {
+    "reasoning": ("reasoning",),
+    "reasoning_content": ("reasoning_content",),
+    "both": ("reasoning", "reasoning_content"),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
@@ -27,6 +33,7 @@ class ServeSettings:
     metrics_without_key: /metrics is open all the same.
     trust_request_chat_template: requests may bring their own chat templates, which run in the sandbox.
     any_model_name: requests may call the model what they like.
+    reasoning_field: under which name chat tells what the model thought, of `REASONING_FIELDS`.
     disable_fastapi_docs: no /docs, no /openapi.json.
     prefix_cache_per_key: callers find only their own prompts in the prefix cache, so that its speed tells them nothing.
     allowed_origins and the next three: what scripts of other origins may do (CORS); no origins: nothing.
@@ -51,6 +58,7 @@ class ServeSettings:
     api_key: tuple[Key, ...] = ()
     api_key_file: str | None = None
     metrics_without_key: bool = False
+    reasoning_field: str = "reasoning"
     disable_fastapi_docs: bool = False
     any_model_name: bool = False
     trust_request_chat_template: bool = False
@@ -72,6 +80,9 @@ class ServeSettings:
     disable_log_stats: bool = False
 
     def __post_init__(self) -> None:
+        if self.reasoning_field not in REASONING_FIELDS:
+            known = ", ".join(REASONING_FIELDS)
+            raise SettingError(f"reasoning_field must be one of {known}", param="reasoning_field")
         parse_goals(self.goodput)
         price = self.price_per_hour
         if price is not None and not 0 <= price < math.inf:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headrace.base.errors import RequestError
-from headrace.base.rules import either, flag, list_of, matching, one_of, open_object, record, refuse, text
+from headrace.base.rules import Rule, either, flag, list_of, matching, one_of, open_object, record, refuse, tagged, text
 from headrace.core.sampling import SamplingParams
 from headrace.core.structured import FIELD, StructuredOutputs
 from headrace.text.demands import Demand
@@ -30,12 +30,18 @@ _FUNCTION = {
     "parameters": open_object("a JSON schema, an object"),
     "strict": flag,
 }
-_TOOL = record({"type": one_of("function"), "function": record(_FUNCTION, ("name",))}, ("type", "function"))
-_NAMED = record({"type": one_of("function"), "function": record({"name": _NAME}, ("name",))}, ("type", "function"))
-TOOLS: Final = list_of(_TOOL, MAX_TOOLS, of="tools")
+
+
+def _function(members: Mapping[str, Rule]) -> Rule:
+    """An object with a function; the only type there is."""
+    function = record({"type": one_of("function"), "function": record(members, ("name",))}, ("type", "function"))
+    return tagged("type", {"function": function})
+
+
+TOOLS: Final = list_of(_function(_FUNCTION), MAX_TOOLS, of="tools")
 TOOL_CHOICE: Final = either(
     one_of("none", "auto", "required"),
-    _NAMED,
+    _function({"name": _NAME}),
     says="'none', 'auto', 'required' or {'type': 'function', 'function': {'name': ...}}",
 )
 
