@@ -43,6 +43,7 @@ class FakeEngine:
         self.pid = os.getpid()
         self.counts = Stats()  # what `stats` tells of besides
         self.stopped = asyncio.Event()
+        self.restarts = 0
         self.says = tokenizer.encode("the answer is here", add_special_tokens=False)
         self.pace = 0.0
         self.logprob = -0.5

@@ -69,6 +69,8 @@ def test_an_engine_that_is_killed_is_started_again_once(tiny: Path) -> None:
         assert all(after[name] >= value for name, value in counted.items())
         tokens = next(name for name in counted if "generation_tokens" in name)
         assert after[tokens] >= counted[tokens] + 20
+        restarts = next(name for name in counted if "engine_restarts" in name)
+        assert (counted[restarts], after[restarts]) == (0, 1)
         assert httpx.get(server.url + "/trace?last=1").json()["steps"]
         readers = streams(server)
         (second,) = server.children()

@@ -177,7 +177,7 @@ class Care:
 class EngineClient:
     """One engine process, the next when it dies, and the streams that are open on it. Make it with `start`.
 
-    alive: requests are taken. stopped: there will be no engine any more.
+    alive: requests are taken. stopped: there will be no engine any more. restarts: how often another was started.
     queue: what was submitted; nothing reaches the engine past it.
     """
 
@@ -188,6 +188,7 @@ class EngineClient:
         self.template = text.template
         self.alive = True
         self.stopped = asyncio.Event()
+        self.restarts = 0
         self._link = link
         self._start = start
         self._care = care
@@ -338,6 +339,7 @@ class EngineClient:
             self._link.kill()
             raise
         self.alive, self._taught = True, False
+        self.restarts += 1
         log.warning("the engine is back after %.1f s", time.monotonic() - begun)
         return True
 

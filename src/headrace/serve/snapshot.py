@@ -144,8 +144,13 @@ class Snapshot(Collector):
             "reason",
         )
         yield self._family(CounterMetricFamily, reasons, stats)
+        restarts = Row("headrace:engine_restarts", "Engines started in the place of one that died.", self._restarts)
+        yield self._family(CounterMetricFamily, restarts, stats)
         yield self._step_tokens(stats)
         yield self._config()
+
+    def _restarts(self, stats: Stats) -> dict[str, float]:
+        return {"": self._engine.restarts}
 
     def _family(self, kind: type[Any], row: Row, stats: Stats) -> Metric:
         family: Metric = kind(row.name, row.text, labels=(*LABELS, row.label) if row.label else LABELS)
