@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from typing import Any
 
 import httpx
 import pytest
 from fake_engine import FakeEngine
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+from referencing.jsonschema import DRAFT202012
 
 from headrace.serve.app import App
 from headrace.serve.service import AppSettings
@@ -75,3 +79,63 @@ async def test_the_documentation_can_be_turned_off(engine: FakeEngine) -> None:
             404,
             200,
         ]
+
+
+def validator(document: dict[str, Any], reference: str) -> Draft202012Validator:
+    registry = Registry().with_resource("urn:api", Resource.from_contents(document, DRAFT202012))
+    return Draft202012Validator({"$ref": f"urn:api{reference}"}, registry=registry)
+
+
+EVERYTHING: dict[str, Any] = {"n": 2, "return_token_ids": True, "return_prompt_text": True, "timings": True}
+ASKED: list[tuple[str, str, dict[str, Any]]] = [
+    ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+    ("POST", "/v1/chat/completions",
+     {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1,
+      **EVERYTHING}),
+    ("POST", "/v1/completions", {"prompt": ["a", "b"]}),
+    ("POST", "/v1/completions", {"prompt": "a b", "logprobs": 2, "echo": True, "prompt_logprobs": 1, **EVERYTHING}),
+    ("POST", "/v1/completions", {"prompt": 5}),
+    ("POST", "/v1/chat/completions", {"model": "x", "messages": []}),
+    ("POST", "/tokenize", {"prompt": "a", "return_token_strs": True, "with_pieces": True}),
+    ("POST", "/detokenize", {"tokens": [5]}),
+    ("GET", "/v1/models", {}),
+    ("GET", "/health", {}),
+    ("GET", "/version", {}),
+    ("GET", "/load", {}),
+    ("GET", "/trace", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "body"), ASKED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answers_are_as_documented(
+    client: httpx.AsyncClient, document: dict[str, Any], method: str, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    if stream and not path.startswith("/v1/c"):
+        return
+    sent = {name: value for name, value in body.items() if not stream or name != "prompt_logprobs"}
+    sent |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    response = await client.request(method, path, **({"json": sent} if method == "POST" else {}))
+    operation = document["paths"][path][method.lower()]
+    media = response.headers["content-type"].partition(";")[0]
+    told = operation["responses"][str(response.status_code)]["content"][media]
+    reference = told.get("x-events", told["schema"])["$ref"]
+    events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line and line != "data: [DONE]"]
+    for text in events if media == "text/event-stream" else [response.text]:
+        validator(document, reference).validate(json.loads(text))
+
+
+async def test_bodies_that_need_more_are_documented_so(document: dict[str, Any]) -> None:
+    schema = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    base = {"messages": [{"role": "user", "content": "hi"}]}
+    legal: list[dict[str, Any]] = [
+        {}, {"top_logprobs": None}, {"logprobs": True, "top_logprobs": 2}, {"stream": True, "stream_options": {}},
+        {"truncate_prompt_tokens": 5, "truncation_side": "left"}, {"seed": None},
+    ]  # fmt: skip
+    illegal: list[dict[str, Any]] = [
+        {"top_logprobs": 2}, {"logprobs": False, "top_logprobs": 2}, {"stream_options": {}},
+        {"truncation_side": "left"}, {"messages": None}, {"messages": []}, {"messages": [{"content": "hi"}]}, {"unknown": 1}, {"n": 0},
+    ]  # fmt: skip
+    check = Draft202012Validator(schema)
+    assert [check.is_valid(base | fields) for fields in legal] == [True] * len(legal)
+    assert [check.is_valid(base | fields) for fields in illegal] == [False] * len(illegal)
