@@ -134,7 +134,8 @@ async def test_bodies_that_need_more_are_documented_so(document: dict[str, Any])
     ]  # fmt: skip
     illegal: list[dict[str, Any]] = [
         {"top_logprobs": 2}, {"logprobs": False, "top_logprobs": 2}, {"stream_options": {}},
-        {"truncation_side": "left"}, {"messages": None}, {"messages": []}, {"messages": [{"content": "hi"}]}, {"unknown": 1}, {"n": 0},
+        {"truncation_side": "left"}, {"messages": None},
+        {"messages": []}, {"messages": [{"content": "hi"}]}, {"unknown": 1}, {"n": 0},
     ]  # fmt: skip
     check = Draft202012Validator(schema)
     assert [check.is_valid(base | fields) for fields in legal] == [True] * len(legal)
