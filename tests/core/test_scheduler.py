@@ -348,6 +348,24 @@ def test_max_tokens(max_tokens: int) -> None:
     assert ended(small(), s) == Finish("length") and s.generated == max_tokens
 
 
+@pytest.mark.parametrize("new", [[7], []])
+@pytest.mark.parametrize("room", [1, 5])
+@pytest.mark.parametrize("cache", [True, False])
+def test_what_nothing_can_follow_ends_with_a_stop(new: list[int], room: int, cache: bool) -> None:
+    """Also where the last token that was drawn is the last that there is room for, or where none was drawn."""
+    a, b = ask([1, 2, 3], room), ask([4, 5], 2)
+    scheduler, model = made(small(kv_cache=cache, max_num_batched_tokens=64), a, b)
+    batch = scheduler.schedule()
+    assert batch is not None
+    outcome = model.run(batch)
+    outcome.tokens[0], outcome.stopped = new, {a.id}
+    assert scheduler.commit(batch, outcome) == [a]
+    assert a.finish == Finish("stop") and a.tokens == [1, 2, 3, *new] and b.finish is None
+    scheduler.check()
+    drain(scheduler, model)
+    assert said(b) == answer([4, 5], b.seed, 2)
+
+
 def test_a_stop_id_as_the_last_token_is_a_stop() -> None:
     assert ended(small(), ask([1], 4, stop_ids=[3])) == Finish("stop")
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import SamplingParams
+from headrace import SamplingParams, StructuredOutputs
 from headrace.base.errors import EngineAway, EngineError
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import Care, EngineClient, Stream
@@ -167,3 +167,13 @@ def test_what_only_grows_goes_on_growing(engines: list[Stats]) -> None:
         assert (seen.running, seen.pages_used) == (stats.running, stats.pages_used)
         past = seen.after_the_end()
         assert past.running == past.waiting == past.pages_used == past.pages_cached == 0
+
+
+async def test_the_next_engine_learns_what_grammars_are_made_of(client: EngineClient) -> None:
+    wanted = SamplingParams(seed=1, max_tokens=40, structured_outputs=StructuredOutputs(regex="[a-z]{3}-[0-9]{3}"))
+    before = await tokens(client.submit(PROMPT, wanted, request_id="a"))
+    assert len(before) > 1
+    os.kill(pid(client), signal.SIGKILL)
+    await until(lambda: not client.alive)
+    await until(lambda: client.alive)
+    assert await tokens(client.submit(PROMPT, wanted, request_id="b")) == before

@@ -300,6 +300,7 @@ def test_a_grammar_may_hold_schemas_and_special_tokens() -> None:
     constraint = compiled(grammar=wanted)
     assert allowed(constraint) == [258]
     assert constraint.accept(258) and follows(constraint, 'call: {"a": 12}')
+    assert follows(compiled(grammar='start: "::=" // GBNF has ::='), "::=")
     numbered = compiled(grammar='start: <[258]> "x"')
     assert allowed(numbered) == [258]
 
@@ -317,6 +318,7 @@ def test_a_grammar_may_hold_schemas_and_special_tokens() -> None:
         ("start[temperature=0.3]: /a/", "temperature"),
         ('start: %json {"type": "integer", "foo": 1}', '#/foo: the keyword "foo"'),
         ("start: %json {", "no JSON"),
+        ('root ::= "a"', "Lark"),
     ],
 )
 def test_a_wrong_grammar_is_refused(grammar: str, why: str) -> None:

@@ -91,6 +91,8 @@ def _lark(text: str) -> str:
     param = f"{FIELD}.grammar"
     if option := _OPTIONS.search(text):
         raise RequestError(f"{param}: the rule option {option[1]} is not supported.", param=param)
+    if "::=" in _LARK.sub("", text):
+        raise RequestError(f"{param} looks like GBNF: write it in Lark (name: ..., from start).", param=param)
     decoder, parts, at = json.JSONDecoder(), [], 0
     for found in _LARK.finditer(text):
         if found.start() < at or not found[0].startswith("%json"):
