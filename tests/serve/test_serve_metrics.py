@@ -69,7 +69,7 @@ async def full(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def real(tiny: Path) -> AsyncIterator[tuple[EngineClient, httpx.AsyncClient]]:
-    settings = EngineSettings(model=str(tiny), max_model_len=512, max_num_batched_tokens=64)
+    settings = EngineSettings(model=str(tiny), max_model_len=512, max_num_batched_tokens=64, measure_roof=True)
     engine = await EngineClient.start(settings, Care(restarts=1))
     async with client_of(App(engine, AppSettings(names=("tiny",), price_per_hour=PRICE))) as made:
         yield engine, made
@@ -195,6 +195,9 @@ async def test_the_engines_counts_and_costs_add_up(real: tuple[EngineClient, htt
     assert value(found, "headrace:cost_usd_total") == pytest.approx(cost) == pytest.approx(PRICE / 3600 * machine)
     million = value(found, "headrace:usd_per_million_tokens", kind="prompt")
     assert million == pytest.approx(1e6 * sum(usage["cost_details"]["prompt"] for usage in usages) / prompts)
+    assert value(found, "headrace:roof_seconds_total") > 0
+    assert value(found, "vllm:estimated_read_bytes_per_gpu_total") > value(found, "headrace:steps_total") * 1000
+    assert value(found, "vllm:estimated_flops_per_gpu_total") > value(found, "vllm:iteration_tokens_total_sum") * 1000
     pages = {s.labels["state"]: s.value for s in found["headrace:kv_pages"].samples}
     assert sum(pages.values()) == engine.info.pages and pages["used"] == 0 and pages["cached"] > 0
 

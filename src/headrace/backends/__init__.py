@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.program import Program, Sampled, Step, WeightSource
+from headrace.program.roof import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ class Executor(Protocol):
     isa: str
 
     def run(self, step: Step) -> Sampled: ...
+
+    def rates(self) -> Rates | None:
+        """What the machine does at best, measured now: takes a moment. None where nobody knows."""
+        ...
 
     def close(self) -> None: ...
 

@@ -40,6 +40,7 @@ class EngineSettings:
     kv_cache: False recomputes the whole sequence at each step, for comparison.
     backend: "cpu", or "reference" (numpy, slow: the specification).
     dtype: what the inputs of bf16 weights are: "float32" (and "auto"), or "bfloat16": up to twice as fast, less exact.
+    measure_roof: look at the start at what the machine gives at best, so that metrics tell how near to it steps are.
     isa: one of ISAS; "" takes the best of the machine, or the environment's HEADRACE_ISA.
     """
 
@@ -64,6 +65,7 @@ class EngineSettings:
     backend: Literal["cpu", "reference"] = "cpu"
     isa: str = ""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    measure_roof: bool = False
 
     def __post_init__(self) -> None:
         for name, (ok, wanted) in _RULES.items():
@@ -127,6 +129,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "batching": (lambda v: v in ("continuous", "static"), "'continuous' or 'static'"),
     "kv_cache": (_flag, "true or false"),
     "backend": (lambda v: v in ("cpu", "reference"), "'cpu' or 'reference'"),
+    "measure_roof": (_flag, "true or false"),
     "isa": (lambda v: v in ("", *ISAS), f"one of {', '.join(ISAS)}, or empty for the best"),
     "dtype": (lambda v: v in ("auto", "float32", "bfloat16"), "'auto', 'float32' or 'bfloat16'"),
 }

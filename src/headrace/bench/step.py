@@ -13,7 +13,6 @@ from statistics import mean, median
 from typing import Any
 
 from headrace.backends.cpu import CpuExecutor
-from headrace.backends.cpu.probe import rates
 from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.settings import PAGE, EngineSettings
 from headrace.bench.offline import opened
@@ -41,7 +40,8 @@ class _Watched:
     def __init__(self, executor: CpuExecutor) -> None:
         self._run = executor.run
         self.weight_bytes, self.page_bytes = executor.weight_bytes, executor.page_bytes
-        self.threads, self.isa, self.close = executor.threads, executor.isa, executor.close
+        self.threads, self.isa = executor.threads, executor.isa
+        self.close, self.rates = executor.close, executor.rates
         self.load, self.seconds = Load([], [], 0), 0.0
 
     def run(self, step: Step) -> Sampled:
@@ -77,20 +77,20 @@ class StepBench:
 
     def decode(self, sequences: int, context: int, steps: int) -> dict[str, Any]:
         """The median step of `sequences` that all decode, from `context` tokens on."""
-        before = rates(self._executor)
+        before = self._executor.rates()
         self._begin(sequences, context, steps)
         taken = [self._step() for _ in range(steps)]
         self._end()
         if any(len(step.load.rows) != sequences for step in taken):
             raise EngineError(f"{sequences} sequences did not stay together")
-        return self._told("decode", [_middle(taken)], faster(before, rates(self._executor)))
+        return self._told("decode", [_middle(taken)], faster(before, self._executor.rates()))
 
     def prefill(self, tokens: int, rounds: int = 3) -> dict[str, Any]:
         """A prompt alone, in as many steps as it takes; the median of so many."""
-        before = rates(self._executor)
+        before = self._executor.rates()
         runs = [self._prompt(tokens) for _ in range(rounds + 1)][1:]
         chosen = sorted(runs, key=lambda steps: sum(step.seconds for step in steps))[len(runs) // 2]
-        return self._told("prefill", chosen, faster(before, rates(self._executor)))
+        return self._told("prefill", chosen, faster(before, self._executor.rates()))
 
     def phases(self, sequences: int, context: int, steps: int) -> list[dict[str, Any]]:
         """Where the steps of `decode` spend their time: one row for each kind of phase, the longest first."""

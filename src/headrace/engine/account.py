@@ -103,6 +103,11 @@ class Ledger:
         """Nothing more is asked about a sequence, closed or never run."""
         self.entries.pop(sequence.id, None)
 
+    @property
+    def extents(self) -> tuple[F64, F64, F64]:
+        """Of the step that was charged last, by item: first position, rows, rows of logits."""
+        return self._start, self._count, self._logits
+
     def close(self, sequence: Sequence, now: float) -> Account:
         """The account of a sequence that has ended, told once."""
         entry = self.entries[sequence.id]

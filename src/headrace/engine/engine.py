@@ -20,6 +20,8 @@ from headrace.core.trace import StepTrace
 from headrace.engine.account import Ledger
 from headrace.engine.messages import STEP_TOKENS, Add, ModelInfo, Stats, Update, WireLogprobs
 from headrace.program.cost import work
+from headrace.program.roof import Rates
+from headrace.runtime.amounts import Amounts
 from headrace.runtime.load import LoadedModel
 from headrace.runtime.runner import Runner, StepResult, TokenLogprobs
 from headrace.runtime.times import Pace, StepTimes
@@ -32,10 +34,17 @@ _REMEMBERED = 16384  # sequences whose request the trace can still name
 class Engine:
     """Sequences of requests on one model. Not thread-safe: one caller adds, aborts and steps.
 
-    tokens: rows of a step at most.
+    tokens: rows of a step at most. rates: the machine's, to tell how near to its roof the steps are.
     """
 
-    def __init__(self, model: LoadedModel, settings: EngineSettings, info: ModelInfo, tokens: int) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        settings: EngineSettings,
+        info: ModelInfo,
+        tokens: int,
+        rates: Rates | None = None,
+    ) -> None:
         self.model = model
         self.info = info
         limits = Limits(
@@ -48,7 +57,10 @@ class Engine:
             batching=settings.batching,
             kv_cache=settings.kv_cache,
         )
-        self.times = StepTimes(work(model.program, model.sizes))
+        growth = work(model.program, model.sizes)
+        self.times = StepTimes(growth)
+        bf16 = settings.dtype == "bfloat16"
+        self.amounts = Amounts(model.program, model.sizes, growth, tokens, rates, bf16)
         salt = f"{model.fingerprint}:{settings.backend}:{settings.dtype}"
         self.scheduler = Scheduler(limits, salt=salt, pace=_pace(settings.max_inter_token_ms, self.times, tokens))
         self.runner = Runner(
@@ -216,6 +228,7 @@ class Engine:
         self._schedule_s += scheduled - began
         self._run_s += now - scheduled
         self.ledger.charge(batch.items, began, now - began, self._owed, again=again)
+        self.amounts.add(*self.ledger.extents, again=again)
         self._owed = 0.0
 
     def _count(self, tokens: int) -> None:
@@ -305,6 +318,9 @@ class Engine:
             self._sizes,
             *self._rates,
             self._cached_tokens,
+            self.amounts.bytes,
+            self.amounts.macs,
+            self.amounts.seconds,
         )
 
     def records(self, last: int) -> list[dict[str, Any]]:

@@ -117,7 +117,7 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
         dim=prepared.config.dim,
         generation=generation,
     )
-    return Engine(model, settings, info, limits.tokens)
+    return Engine(model, settings, info, limits.tokens, model.executor.rates() if settings.measure_roof else None)
 
 
 def _limits(settings: EngineSettings, prepared: Prepared, backend: Backend, context: int, vocab: int) -> Limits:

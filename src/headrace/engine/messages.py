@@ -149,7 +149,8 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     of it that were given up. recomputed: tokens, after preemptions. step_tokens: steps by their tokens, as many as
     `STEP_TOKENS` at most, the last ones with more; all_tokens: of all steps. prompt_token_time, step_time: seconds that
     a prompt's token takes in a full step, and the least that a step takes, as learnt so far; 0: not yet.
-    cached_tokens: those of prompt_tokens that were found in the cache.
+    cached_tokens: those of prompt_tokens that were found in the cache. read_bytes, macs: of all steps, as counted from
+    the model; roof_seconds: the least that they could take, if the machine's rates were measured.
     """
 
     running: int = 0
@@ -175,6 +176,9 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt_token_time: float = 0.0
     step_time: float = 0.0
     cached_tokens: int = 0
+    read_bytes: float = 0.0
+    macs: float = 0.0
+    roof_seconds: float = 0.0
 
     def since(self, past: Stats) -> Stats:
         """These numbers, with what only grows counted on from `past`: an engine that was started again begins at 0."""

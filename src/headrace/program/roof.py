@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from headrace.program.cost import Load, Sizes, costs
 from headrace.program.program import Op, Program
 
@@ -40,3 +42,27 @@ def least_seconds(program: Program, sizes: Sizes, load: Load, rates: Rates, bf16
         max(cost.bytes / rates.bytes, cost.macs / rates.macs[multiplier(op, program, sizes, bf16)])
         for op, cost in zip(program.ops, costs(program, sizes, load), strict=True)
     )
+
+
+class StepBounds:
+    """What steps read, multiply and must take, as tables by rows: `costs` and `least_seconds` without a walk for each.
+
+    For what all rows share; attention, which depends on contexts, is added by the caller. tokens: rows of a step at
+    most. rates: None leaves the times out.
+    bytes, macs, seconds: of [rows][0] ops over all rows, [rows][1] ops over rows of logits; lists of tokens + 1.
+    """
+
+    def __init__(self, program: Program, sizes: Sizes, tokens: int, rates: Rates | None, bf16: bool = False) -> None:
+        n = np.arange(tokens + 1.0)
+        self.bytes, self.macs, self.seconds = ([np.zeros(tokens + 1), np.zeros(tokens + 1)] for _ in range(3))
+        one, all_ = (costs(program, sizes, Load([rows], [rows], rows)) for rows in (1, tokens))
+        for op, least, most in zip(program.ops, one, all_, strict=True):
+            if op.kind == "attend":
+                continue
+            of = int(op.outputs[0].rows == "R")
+            read, macs = np.minimum(n * least.bytes, most.bytes), n * least.macs  # weights once, rows of them as needed
+            self.bytes[of] += read
+            self.macs[of] += macs
+            if rates is not None:
+                rate = rates.macs[multiplier(op, program, sizes, bf16)]
+                self.seconds[of] += np.maximum(read / rates.bytes, macs / rate)

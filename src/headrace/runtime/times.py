@@ -121,14 +121,18 @@ def divided(work: Work, factors: Sequence[float], start: F64, count: F64, logit_
     linear = (factors[1] * rows + factors[2] * max(0.0, rows - HIDDEN)) * work.row * _MAC
     price = count * ((once + linear) / rows) + logit_rows * (factors[3] * work.logit_row * _MAC)
     for kind in work.attention:
-        of_key, of_context = factors[4] * kind.macs * _MAC, factors[5] * kind.bytes * _BYTE
-        if rows == len(count):  # a row each: what it sees is what is read, in few operations
-            seen = start + 1 if kind.window is None else np.minimum(start + 1, kind.window)
-            price += seen * (of_key + of_context)
-        else:
-            price += _keys(start, count, kind) * of_key + _context(start, count, kind) * of_context
+        keys, context = attention_of(start, count, kind)
+        price += keys * (factors[4] * kind.macs * _MAC) + context * (factors[5] * kind.bytes * _BYTE)
     total = float(price.sum())
     return price / total if total > 0 else count / rows
+
+
+def attention_of(start: F64, count: F64, kind: Attention) -> tuple[F64, F64]:
+    """Keys that each sequence's rows see, together, and tokens of its cache that are read [n]."""
+    if count.max() > 1:
+        return _keys(start, count, kind), _context(start, count, kind)
+    seen = start + 1 if kind.window is None else np.minimum(start + 1, kind.window)
+    return seen, seen  # a row each: in few operations
 
 
 def _nonnegative(gram: F64, right: F64, start: F64) -> F64:

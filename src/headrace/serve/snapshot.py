@@ -48,6 +48,10 @@ def _parts(stats: Stats) -> dict[str, float]:
     return {"schedule": stats.schedule_seconds, "run": stats.run_seconds, "commit": stats.commit_seconds}
 
 
+def _measured(stats: Stats) -> dict[str, float]:
+    return {"": stats.roof_seconds} if stats.roof_seconds else {}
+
+
 def _machine(stats: Stats) -> dict[str, float]:
     return {"prompt": stats.prompt_machine, "completion": stats.completion_machine}
 
@@ -96,6 +100,9 @@ _COUNTERS = (
         _machine,
         "kind",
     ),
+    Row("vllm:estimated_read_bytes_per_gpu", "Bytes of weights and KV cache that steps read.", _one("read_bytes")),
+    Row("vllm:estimated_flops_per_gpu", "Twice the multiply-adds of all steps.", lambda s: {"": 2 * s.macs}),
+    Row("headrace:roof_seconds", "The least that all steps could take, with --measure-roof.", _measured),
     Row("headrace:aborted_machine_seconds", "What of it went to requests that were given up.", _one("aborted_machine")),
 )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace._native import Plan, isa_names
+from headrace._native import Plan, isa_names, multiply_rate, read_rate
 from headrace.backends import Limits
 from headrace.backends.cpu.lower import Lowering, gated_weights
 from headrace.backends.cpu.threads import default_threads
@@ -15,6 +15,7 @@ from headrace.backends.cpu.weights import Loaded, load
 from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.settings import PAGE
 from headrace.program import Program, Sampled, Step, WeightSource
+from headrace.program.roof import Rates
 
 MAX_HEAD = 256
 LOGITS_AT_ONCE = 32  # rows: bounds the memory that logits take
@@ -175,6 +176,11 @@ class CpuExecutor:
         """(phase, runs, seconds) in order, as measured since `profile`; waiting for other threads included."""
         assert self._plan is not None
         return self._plan.timings()
+
+    def rates(self) -> Rates:
+        """On as many threads as a step uses; some 0.2 s and 256 MiB for a moment. The machine should be idle."""
+        kinds = ("int8", "bf16", "f32")
+        return Rates(read_rate(self.threads), {kind: multiply_rate(self.isa, kind, self.threads) for kind in kinds})
 
     def close(self) -> None:
         """Ends the threads and lets go of weights and cache. Closing twice is no error."""

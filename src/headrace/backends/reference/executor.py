@@ -99,6 +99,9 @@ class ReferenceExecutor:
                     held.pop(value.id, None)
         return held[self._program.logits.id], taps
 
+    def rates(self) -> None:
+        """Nobody knows."""
+
     def close(self) -> None:
         """Lets go of weights and cache."""
         self._weights, self._cache = {}, {}
