@@ -165,7 +165,7 @@ async def test_what_demands_a_grammar(place: Place) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
     for body, constrained, reason in (
         ({"tool_choice": "auto"}, False, "tool_calls"),
-        ({"tool_choice": "none"}, False, "stop"),
+        ({"tool_choice": "none"}, True, "stop"),
         ({"tool_choice": "none", "response_format": form}, True, "stop"),
         ({"tool_choice": "required"}, True, "tool_calls"),
         ({"tool_choice": named("get_weather")}, True, "stop"),

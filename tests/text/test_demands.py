@@ -128,6 +128,11 @@ ALLOWED: list[tuple[CallFormat | None, Demand, str, bool]] = [
     (MISTRAL, STRICT, f"so[TOOL_CALLS][{C2}]", False),
     (MISTRAL_NAMED, STRICT, 'so[TOOL_CALLS]f[ARGS]{"n": 1}[TOOL_CALLS]f[ARGS]{"n": 2}', True),
     (MISTRAL_NAMED, ONE, 'so[TOOL_CALLS]f[ARGS]{"n": 1}[TOOL_CALLS]f[ARGS]{"n": 2}', False),
+    (HERMES, Demand(uncalled=True), "hello {", True),
+    (HERMES, Demand(uncalled=True), f"hello {H1}", False),
+    (HERMES, Demand(uncalled=True), C1, False),
+    (MISTRAL, Demand(uncalled=True), C1, True),
+    (MISTRAL, Demand(uncalled=True), f"[TOOL_CALLS][{C1}]", False),
     (None, Demand(content=FORM.content), '{"a": null}', True),
 ]
 

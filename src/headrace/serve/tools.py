@@ -128,6 +128,8 @@ def demand(use: ToolUse, thinks: bool, form: StructuredOutputs | None) -> Demand
 
     form: what the client wants of answers that are no calls. RequestError: names the tool whose schema cannot be.
     """
+    if use.tools and not use.callable and form is None:
+        return Demand(uncalled=True)
     strict = any(tool.strict for tool in use.callable)
     open_ended = form is None or not (use.callable or thinks)
     if open_ended and not (use.demanded or strict or (use.callable and not use.parallel)):

@@ -27,6 +27,7 @@ class Demand:
     calls: (name, grammar of its arguments) of each tool that may be called. called: the answer is calls, nothing else.
     parallel: there may be several. content: the grammar of an answer without calls; None: any text.
     strict: a call without marks follows its grammar too, so that no other text may begin as one does.
+    uncalled: the prompt shows tools, but there must be no calls.
     """
 
     calls: Sequence[tuple[str, str]] = ()
@@ -34,6 +35,7 @@ class Demand:
     parallel: bool = True
     content: str | None = None
     strict: bool = False
+    uncalled: bool = False
 
 
 def demanded(demand: Demand, dialect: Dialect, opened: bool) -> str:
@@ -62,6 +64,8 @@ class _Lark:
     def answer(self, demand: Demand) -> list[str]:
         """What may follow the reasoning."""
         form = self._form
+        if form is not None and demand.uncalled:
+            return [self._text(form.open, *([_like_a_call(form)] if form.bare else []))]
         if form is None or not demand.calls:
             return [demand.content or self._text()]
         for n, (_, arguments) in enumerate(demand.calls):
