@@ -17,6 +17,7 @@ from headrace.base.errors import BadModelFile, CapacityError, EngineError, Model
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import EngineClient, Stream
 from headrace.engine.llm import LLM
+from headrace.engine.messages import Terms
 from headrace.engine.output import Delta
 
 SETTINGS = {"max_model_len": 512, "max_num_seqs": 4}
@@ -208,3 +209,23 @@ async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not true():
             await asyncio.sleep(0.005)
+
+
+async def test_a_tenants_flood_is_not_in_the_way_of_others(tiny: Path) -> None:
+    client = await EngineClient.start(EngineSettings.of(str(tiny), max_model_len=512, max_num_seqs=2))
+    alone = await read(client.submit(PROMPT, GREEDY, request_id="alone"))
+    ended: list[str] = []
+
+    async def ask(name: str, tenant: str) -> None:
+        stream = client.submit(PROMPT, GREEDY, request_id=name, terms=Terms(tenant=tenant))
+        assert await read(stream) == alone
+        ended.append(tenant)
+
+    async with asyncio.TaskGroup() as group:
+        for i in range(40):
+            group.create_task(ask(f"a{i}", "a"))
+        await until(lambda: client.queue.live == 40)
+        for i in range(5):
+            group.create_task(ask(f"b{i}", "b"))
+    assert max(i for i, tenant in enumerate(ended) if tenant == "b") < 35, ended
+    await client.close()

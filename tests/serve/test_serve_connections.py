@@ -322,3 +322,48 @@ async def test_a_socket_that_is_reset(port: int) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         line.writer.close()
     await good(port)
+
+
+async def unread(port: int, body: bytes) -> socket.socket:
+    """A request whose client will not read the answer."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(raw, ("127.0.0.1", port))
+    await loop.sock_sendall(raw, POST % len(body) + body)
+    return raw
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+async def test_who_does_not_read_is_cut_off(
+    app: App, engine: FakeEngine, stream: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.serve.protocol.READ_SECONDS", 0.5)
+    engine.says = engine.says[:1] * 5000  # some 15 MB with all alternatives, more than the system buffers
+    async with listening(app) as port:
+        with await unread(port, b'{"prompt": "x", "logprobs": 20, "stream": %s}' % stream):
+            async with asyncio.timeout(60):
+                while not engine.seen or app.desk.open or engine.running:
+                    await asyncio.sleep(0.05)
+            assert engine.queue.live == engine.queue.waiting == 0
+            await asyncio.sleep(1)
+            await good(port)
+            engine.says = engine.says[:3]
+        line = await Line.to(port)
+        await line.send(POST.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost") % len(BODY) + BODY)
+        assert b"data: [DONE]" in await line.rest()
+
+
+async def test_who_reads_slowly_gets_it_all(app: App, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.serve.protocol.READ_SECONDS", 3.0)
+    engine.says = engine.says[:1] * 3000
+    loop = asyncio.get_running_loop()
+    async with listening(app) as port:
+        with await unread(port, b'{"prompt": "x", "logprobs": 20, "stream": true}') as raw:
+            await asyncio.sleep(1)
+            data = b""
+            async with asyncio.timeout(60):
+                while b"data: [DONE]" not in data[-100:]:
+                    data += await loop.sock_recv(raw, 1 << 20)
+            assert data.count(b'"text":') == 3001 or data.count(b'"text":') == 3000

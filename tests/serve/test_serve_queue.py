@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,3 +93,41 @@ def queued(server: Server) -> float:
     text = httpx.get(server.url + "/metrics").text
     name = "vllm:num_requests_waiting_by_reason{"
     return float(next(x for x in text.splitlines() if x.startswith(name) and 'reason="capacity"' in x).split()[-1])
+
+
+def post(port: int, **body: Any) -> socket.socket:
+    """A request on a raw connection."""
+    text = json.dumps({"max_tokens": 1900, "ignore_eos": True, "temperature": 0, **body}).encode()
+    raw = socket.create_connection(("127.0.0.1", port))
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+    raw.sendall(f"{head}{len(text)}\r\n\r\n".encode() + text)
+    return raw
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_gives_back_place_and_pages(narrow: Server, stream: bool) -> None:
+    """While it runs, while it waits, and by a half-closed socket."""
+    asked: Any = {"model": "tiny", "prompt": "c", "max_tokens": 3, "temperature": 0}
+    expected = narrow.openai.completions.create(**asked).choices[0].text
+    for leave in (socket.socket.close, lambda raw: raw.shutdown(socket.SHUT_WR)):
+        runs = post(narrow.port, prompt="a", stream=stream)
+        until(lambda: running(narrow) == 1, 20)
+        waits = post(narrow.port, prompt="b", stream=stream)
+        until(lambda: queued(narrow) == 1, 20)
+        leave(waits)
+        until(lambda: queued(narrow) == 0, 20)
+        assert running(narrow) == 1
+        leave(runs)
+        until(lambda: running(narrow) == 0 == narrow.metric("vllm:kv_cache_usage_perc"), 20)
+        assert narrow.openai.completions.create(**asked).choices[0].text == expected
+        runs.close()
+        waits.close()
+
+
+@pytest.mark.slow
+def test_who_does_not_read_holds_no_pages(narrow: Server) -> None:
+    with post(narrow.port, prompt="a", stream=True, logprobs=20):
+        until(lambda: running(narrow) == 1, 20)
+        until(lambda: running(narrow) == 0 == narrow.metric("vllm:kv_cache_usage_perc"), 60)
+        assert narrow.openai.completions.create(model="tiny", prompt="c", max_tokens=3).choices

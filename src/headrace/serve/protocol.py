@@ -17,6 +17,7 @@ from headrace.serve.http import BODY_SECONDS
 
 MAX_HEAD = 64 << 10  # bytes of request line and headers
 HEAD_SECONDS = 30.0  # for them to arrive whole, and for a new connection to begin
+READ_SECONDS = 120.0  # for a client to read some of what is ready for it, once the buffers are full
 MAX_PIPELINED = 32  # requests that may wait for the answer before theirs
 _LATER_SECONDS = 5.0  # until it is looked again whether an answer still goes out
 _LONGER_BODY_SECONDS = 5.0  # beyond what the reading of bodies grants, which answers 408
@@ -42,6 +43,7 @@ class Protocol11(HttpToolsProtocol):
         self._in_head = True  # or between two requests
         self._deaf = False  # what comes is not read any more
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """It may have to leave again at once."""
@@ -53,6 +55,7 @@ class Protocol11(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self._disarm()
+        self._read_on()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -81,6 +84,42 @@ class Protocol11(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
         self._disarm()
         super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        """The client does not read what there is; answers wait for it, but not for ever."""
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        """It does."""
+        super().resume_writing()
+        self._read_on()
+
+    def on_response_complete(self) -> None:
+        """A connection that is to be closed stays until the last of it has been read."""
+        super().on_response_complete()
+        if self.transport.is_closing() and self.transport.get_write_buffer_size():
+            self._wait_for_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing was asked for a long while."""
+        self._close()
+
+    def _wait_for_reader(self) -> None:
+        self._read_on()
+        self._unread = self.loop.call_later(READ_SECONDS, self.transport.abort)
+
+    def _read_on(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _close(self) -> None:
+        """Without waiting for a client that has not read for so long."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """In our own shape."""
@@ -124,4 +163,4 @@ class Protocol11(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._arm(_LATER_SECONDS)
         else:
-            self.transport.close()
+            self._close()
