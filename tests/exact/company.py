@@ -90,7 +90,7 @@ class Recorder:
         return result
 
     def add(self, name: str, call: Call, priority: int = 0) -> None:
-        terms = Terms(priority=priority)
+        terms = Terms(priority=priority, tenant=name[-1], weight=1 + len(name))
         add = Add(name, list(call.prompt), call.params, call.seed, [2], terms, grammar=call.grammar)
         self.engine.add(add, compiled(self._grammars, add))
 
