@@ -262,3 +262,16 @@ async def test_no_body_is_an_internal_error(client: httpx.AsyncClient, engine: F
         assert answer["error"]["message"]
         assert (answer.get("type") == "error") == (path != RESP)
     engine.seen.clear()
+
+
+@pytest.mark.parametrize("path", [RESP, MSG])
+async def test_time_and_cost_are_told_to_who_asks(engine: FakeEngine, path: str) -> None:
+    app = App(engine, AppSettings(names=("tiny",), price_per_hour=3600.0))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.asgi), base_url="http://test") as client:
+        whole = await post(client, path, timings=True)
+        told = await events(client, path, timings=True)
+        assert "timings" not in await post(client, path)
+    (last,) = (event for event in told if event["type"] in ("response.completed", "message_delta"))
+    for answer in (whole, last.get("response", last)):
+        assert answer["usage"]["cost"] == engine.account.prompt_machine + engine.account.completion_machine
+        assert answer["timings"]["queue_ms"] == 1e3 * engine.account.queue

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET, UnsetType
+
+from headrace.serve.accounts import CostDetails, Timings, cost_of, timings_of
 from headrace.serve.answers import Turn
 from headrace.serve.news import News
 from headrace.text.speech import CallArguments, CallStart, Content, Piece, Reasoning
@@ -104,6 +107,15 @@ class Blocks:
     def reasoning_tokens(self) -> int | None:
         """Of the output; None for a model that does not reason."""
         return self._turn.reasoning_tokens
+
+    def cost(self) -> CostDetails | UnsetType:
+        """What it cost, once it has ended, where the machine has a price."""
+        price = self._news.price_per_hour
+        return UNSET if price is None or self.finish_reason is None else cost_of(self._news.streams, price)
+
+    def timings(self) -> Timings | UnsetType:
+        """Where the time went, once it has ended."""
+        return UNSET if self.finish_reason is None else timings_of(self._news.streams, [self.output_tokens])
 
     async def collect(self) -> None:
         """All blocks, when they have ended."""

@@ -1,10 +1,13 @@
-"""What /v1/messages sends over the wire, field by field, as Anthropic's API reference has it. Ours is `seed`."""
+"""What /v1/messages sends over the wire, field by field, as Anthropic's API reference has it. Ours are `seed`
+and `timings`, after OpenRouter `cost`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
+
+from headrace.serve.accounts import CostDetails, Timings
 
 
 class TextBlock(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
@@ -40,6 +43,8 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens_details: ThinkingDetails | UnsetType = UNSET
+    cost: float | UnsetType = UNSET
+    cost_details: CostDetails | UnsetType = UNSET
 
 
 class MessageAnswer(Struct, frozen=True, kw_only=True):
@@ -52,6 +57,7 @@ class MessageAnswer(Struct, frozen=True, kw_only=True):
     stop_sequence: str | None
     usage: MessageUsage
     seed: int
+    timings: Timings | UnsetType = UNSET
 
 
 class TokenCount(Struct, frozen=True, kw_only=True):
@@ -109,6 +115,7 @@ class MessageDelta(Event, frozen=True, tag="message_delta"):
 
     delta: Ending
     usage: MessageUsage
+    timings: Timings | UnsetType = UNSET
 
 
 class MessageStop(Event, frozen=True, tag="message_stop"):

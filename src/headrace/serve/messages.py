@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pydantic_core
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -34,6 +34,7 @@ from headrace.base.rules import (
 from headrace.core.sampling import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
 from headrace.serve import fields as f
 from headrace.serve import message_shapes as shapes
+from headrace.serve.accounts import Timings
 from headrace.serve.answers import Turn
 from headrace.serve.blocks import Block, Blocks, Change, Kind, Step
 from headrace.serve.chat import SWITCHES, ChatRequest, parse_chat
@@ -355,7 +356,7 @@ class MessageReply:
             head = b"" if begun else self._begun()
             begun = True
             yield head + b"".join([_sent(_told(change)) for change in changes])
-        ended = shapes.MessageDelta(self._ending(), self._usage())
+        ended = shapes.MessageDelta(self._ending(), self._usage(), self._timings())
         yield _sent(ended) + _sent(shapes.MessageStop())
 
     def failed(self, problem: Problem) -> bytes:
@@ -376,7 +377,11 @@ class MessageReply:
             stop_sequence=ending.stop_sequence,
             usage=self._usage(),
             seed=self.news.streams[0].seed,
+            timings=self._timings(),
         )
+
+    def _timings(self) -> Timings | UnsetType:
+        return self._blocks.timings() if self.asked.timings else UNSET
 
     def _ending(self) -> shapes.Ending:
         reason, by = self._blocks.finish_reason, self._blocks.stop_reason
@@ -385,13 +390,15 @@ class MessageReply:
         return shapes.Ending(stop_reason=_REASONS.get(reason or "", "end_turn"), stop_sequence=None)
 
     def _usage(self) -> shapes.MessageUsage:
-        blocks = self._blocks
+        blocks, cost = self._blocks, self._blocks.cost()
         thought = blocks.reasoning_tokens
         return shapes.MessageUsage(
             input_tokens=blocks.input_tokens - blocks.cached_tokens,
             output_tokens=blocks.output_tokens,
             cache_read_input_tokens=blocks.cached_tokens,
             output_tokens_details=UNSET if thought is None else shapes.ThinkingDetails(thinking_tokens=thought),
+            cost=UNSET if cost is UNSET else cost.prompt + cost.completion,
+            cost_details=cost,
         )
 
 

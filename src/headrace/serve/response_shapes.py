@@ -1,11 +1,13 @@
-"""What /v1/responses sends over the wire, field by field, as OpenAI's API reference has it. Ours is `seed`."""
+"""What /v1/responses sends over the wire, field by field, as OpenAI's API reference has it. Ours are `seed` and
+`timings`, after OpenRouter `cost`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from headrace.serve.accounts import CostDetails, Timings
 from headrace.serve.shapes import ChatToken
 
 
@@ -61,6 +63,8 @@ class ResponseUsage(Struct, frozen=True, kw_only=True):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+    cost: float | UnsetType = UNSET
+    cost_details: CostDetails | UnsetType = UNSET
 
 
 class Incomplete(Struct, frozen=True, kw_only=True):
@@ -110,6 +114,7 @@ class ResponseObject(Echo, frozen=True, kw_only=True):
     service_tier: str = "default"
     store: bool = False
     truncation: str = "disabled"
+    timings: Timings | UnsetType = UNSET
 
 
 class Event(Struct, kw_only=True, tag_field="type"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -466,16 +467,19 @@ class ResponseReply:
         begun = status == "in_progress"
         output = [] if begun else [self._item(block, _status(block)) for block in self._blocks.all]
         usage = None if begun else self._usage()
-        return shapes.ResponseObject(**self._head, status=status, output=output, usage=usage, **more)
+        timings = self._blocks.timings() if self.asked.timings else UNSET
+        return shapes.ResponseObject(**self._head, status=status, output=output, usage=usage, timings=timings, **more)
 
     def _usage(self) -> shapes.ResponseUsage:
-        blocks = self._blocks
+        blocks, cost = self._blocks, self._blocks.cost()
         return shapes.ResponseUsage(
             input_tokens=blocks.input_tokens,
             input_tokens_details=shapes.InputDetails(cached_tokens=blocks.cached_tokens),
             output_tokens=blocks.output_tokens,
             output_tokens_details=shapes.OutputDetails(reasoning_tokens=blocks.reasoning_tokens or 0),
             total_tokens=blocks.input_tokens + blocks.output_tokens,
+            cost=UNSET if cost is UNSET else cost.prompt + cost.completion,
+            cost_details=cost,
         )
 
 
