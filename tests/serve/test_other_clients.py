@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,45 @@ def test_smollm2_goes_on_with_what_was_begun(smol_server: Server) -> None:
     (block,) = answer.content
     assert block.type == "text"
     assert "Paris" in block.text
+
+
+@pytest.fixture(scope="module")
+def qwen_server(qwen_coder: Path) -> Iterator[Server]:
+    with serving(qwen_coder, "--served-model-name", "qwen", "--max_model_len", "2k", "--backend", "cpu") as server:
+        yield server
+
+
+SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+ASKED = "What is the weather in Paris? Use the tool."
+
+
+def test_qwen_calls_a_function_and_reads_its_output(qwen_server: Server) -> None:
+    client = qwen_server.openai
+    tools: Any = [{"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": SCHEMA}]
+    asks: dict[str, Any] = {"model": "qwen", "tools": tools, "temperature": 0, "max_output_tokens": 64}
+    items: Any = [{"role": "user", "content": ASKED}]
+    with client.responses.stream(input=items, **asks) as stream:
+        arguments = "".join(e.delta for e in stream if e.type == "response.function_call_arguments.delta")
+        final = stream.get_final_response()
+    (call,) = [item for item in final.output if item.type == "function_call"]
+    assert call.name == "get_weather"
+    assert json.loads(arguments) == json.loads(call.arguments) == {"city": "Paris"}
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "19 degrees, rain"}
+    answer = client.responses.create(input=[*items, *final.output, output], **{**asks, "tools": []})
+    assert "19" in answer.output_text
+
+
+def test_qwen_uses_a_tool_and_reads_its_result(qwen_server: Server) -> None:
+    client = anthropic.Anthropic(**claude(qwen_server))
+    tools: Any = [{"name": "get_weather", "description": "Weather of a city", "input_schema": SCHEMA}]
+    asks: dict[str, Any] = {"model": "qwen", "tools": tools, "max_tokens": 64, **GREEDY}
+    messages: Any = [{"role": "user", "content": ASKED}]
+    with client.messages.stream(messages=messages, **asks) as stream:
+        final = stream.get_final_message()
+    assert final.stop_reason == "tool_use"
+    (use,) = [block for block in final.content if block.type == "tool_use"]
+    assert (use.name, use.input) == ("get_weather", {"city": "Paris"})
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "19 degrees, rain"}
+    turns: Any = [{"role": "assistant", "content": final.content}, {"role": "user", "content": [result]}]
+    answer = client.messages.create(messages=[*messages, *turns], **{**asks, "tools": []})
+    assert any("19" in block.text for block in answer.content if block.type == "text")
