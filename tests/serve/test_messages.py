@@ -13,6 +13,8 @@ from pydantic import TypeAdapter
 
 from headrace.base.errors import CapacityError
 from headrace.serve.app import App
+from headrace.serve.front import Cors, front
+from headrace.serve.keys import Key, KeyRing
 
 pytest_plugins = ["serve_fixtures"]
 
@@ -231,6 +233,16 @@ async def test_errors_have_the_shape_of_the_paths_api(client: httpx.AsyncClient)
     response = await client.get("/v1/messagesnone")
     assert response.json()["error"]["code"] == "unknown_url"
     assert "request-id" not in response.headers
+
+
+async def test_without_a_key(app: App) -> None:
+    ring = KeyRing([Key.of("sesame")])
+    transport = httpx.ASGITransport(front(app.routes, ring, Cors()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.post(URL, json=GOOD)
+        assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
+        assert response.json()["request_id"] == response.headers["request-id"]
+        assert (await client.post(URL, json=GOOD, headers={"x-api-key": "sesame"})).status_code == 200
 
 
 @pytest.mark.parametrize("at", [0, 2])

@@ -99,15 +99,14 @@ async def test_a_response_streamed_item_by_item(client: httpx.AsyncClient) -> No
     whole = await post(client, RESP, **RESP_TOOLS)
     told = await events(client, RESP, **RESP_TOOLS)
     assert without_ids(told[-1]["response"]) == without_ids(whole)
-    for kind, text in (
-        ("reasoning_text", "so it is"),
-        ("output_text", "Well."),
-        ("function_call_arguments", ARGUMENTS),
-    ):
+    wanted = {"reasoning_text": "so it is", "output_text": "Well.", "function_call_arguments": ARGUMENTS}
+    for index, (kind, text) in enumerate(wanted.items()):
         deltas = [e for e in told if e["type"] == f"response.{kind}.delta"]
         (done,) = (e for e in told if e["type"] == f"response.{kind}.done")
         assert "".join(e["delta"] for e in deltas) == text == done.get("text", done.get("arguments"))
-        assert len({e["output_index"] for e in [*deltas, done]}) == 1
+        assert {(e["output_index"], e["item_id"]) for e in [*deltas, done]} == {
+            (index, told[-1]["response"]["output"][index]["id"])
+        }
     added = [e for e in told if e["type"] == "response.output_item.added"]
     done = [e for e in told if e["type"] == "response.output_item.done"]
     assert [e["output_index"] for e in added] == [e["output_index"] for e in done] == [0, 1, 2]

@@ -11,6 +11,13 @@ from fake_engine import FakeEngine
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from headrace.core.sampling import SamplingParams
+from headrace.serve.answers import Turn
+from headrace.serve.app import App
+from headrace.serve.errors import Problem
+from headrace.serve.news import News
+from headrace.serve.responses import ResponseReply, parse_response
+
 pytest_plugins = ["serve_fixtures"]
 
 URL = "/v1/responses"
@@ -102,6 +109,27 @@ async def test_a_stream_says_what_the_whole_answer_says(client: httpx.AsyncClien
     assert [token for event in deltas for token in event["logprobs"]] == text["logprobs"]
     assert len(text["logprobs"]) == whole["usage"]["output_tokens"]
     assert all(len(token["top_logprobs"]) == 2 for token in text["logprobs"])
+
+
+async def test_tokens_of_a_stop_string_keep_their_logprobs(client: httpx.AsyncClient) -> None:
+    asks = {"input": "hi", "stop": "is he", "include": ["message.output_text.logprobs"]}
+    whole, told = await post(client, **asks), await events(client, **asks)
+    text = whole["output"][0]["content"][0]
+    assert text["text"] == "the answer "
+    assert len(text["logprobs"]) == whole["usage"]["output_tokens"]
+    deltas = [event for event in told if event["type"] == "response.output_text.delta"]
+    assert [token for event in deltas for token in event["logprobs"]] == text["logprobs"]
+
+
+async def test_a_stream_that_breaks_before_it_begins(engine: FakeEngine, app: App) -> None:
+    stream = engine.submit([1], SamplingParams(), request_id="r")
+    given = parse_response({"input": "hi"}, app.limits)
+    reply = ResponseReply("resp_1", "tiny", given, News([stream], app.metrics), Turn(), engine.tokenizer)
+    told = reply.failed(Problem(503, "overloaded_error", "going")).decode()
+    assert [line[7:] for line in told.splitlines() if line.startswith("event: ")] == [
+        "response.created", "response.in_progress", "response.failed", "error",
+    ]  # fmt: skip
+    await stream.aclose()
 
 
 async def test_events_come_in_order(client: httpx.AsyncClient) -> None:

@@ -16,7 +16,7 @@ from headrace.serve.http import LIVE, RequestIds, error_response, json_response
 from headrace.serve.keys import KeyRing
 
 OPEN = frozenset({"/health", "/v1/health", "/ready", "/live", "/ping", "/version"})  # to everybody
-EXPOSED = ("x-request-id", "retry-after", "x-should-retry")  # to scripts of other origins
+EXPOSED = ("x-request-id", "request-id", "retry-after", "x-should-retry")  # to scripts of other origins
 
 _LOADING = Problem(503, "overloaded_error", "The model is being loaded.", code="loading", headers={"retry-after": "1"})
 _NO_KEY = Problem(

@@ -149,7 +149,9 @@ _FUNCTION = record(
 )
 _CHOICE = record({"type": one_of("function"), "name": text(64, 1)}, ("type", "name"))
 
-RESPONSES: f.Fields = {name: f.CHAT[name] for name in PASSED} | {
+_PASSED = (*PASSED, "stop")
+
+RESPONSES: f.Fields = {name: f.CHAT[name] for name in _PASSED} | {
     "input": f.Field(
         either(text(), list_of(tagged("type", _ITEMS, "message"), f.MAX_ITEMS, least=1, of="items")),
         "The conversation: what the user says, or messages, calls of functions, their outputs, reasoning.",
@@ -271,7 +273,7 @@ def _tool_names(tools: Any) -> list[tuple[str, str]]:
 def _chat_body(given: Mapping[str, Any]) -> dict[str, Any]:
     """The same request to /v1/chat/completions."""
     reasoning, shown_text = given.get("reasoning", {}), given.get("text", {})
-    body = {name: given[name] for name in PASSED if name in given} | {
+    body = {name: given[name] for name in _PASSED if name in given} | {
         "messages": _messages(given),
         "max_completion_tokens": given.get("max_output_tokens"),
         "reasoning_effort": reasoning.get("effort"),
