@@ -174,6 +174,8 @@ _NAMES = (
     ("response_format", "output_config.format"),
     ("reasoning_effort", "output_config.effort"),
     ("tool_choice.function", "tool_choice"),
+    ("tools[].function.parameters", "tools[].input_schema"),
+    ("tools[].function", "tools[]"),
     ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
 )
 
@@ -238,9 +240,7 @@ def parse_count(body: Any, limits: Limits) -> ChatRequest:
 def _chat(given: Mapping[str, Any], limits: Limits) -> ChatRequest:
     if "messages" not in given:
         raise RequestError("messages is missing: a list of at least one message.", param="messages")
-    tools = [(f"tools[{i}].function", f"tools[{i}]") for i in range(len(given.get("tools", ())))]
-    schemas = [(f"{old}.parameters", f"{new}.input_schema") for old, new in tools]
-    with renamed((*_NAMES, *schemas, *tools)):
+    with renamed(_NAMES):
         return parse_chat(_chat_body(given, limits.dialect), limits)
 
 

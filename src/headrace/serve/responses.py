@@ -207,6 +207,7 @@ _NAMES = (
     ("reasoning_effort", "reasoning.effort"),
     ("verbosity", "text.verbosity"),
     ("tool_choice.function", "tool_choice"),
+    ("tools[].function", "tools[]"),
 )
 
 
@@ -261,13 +262,9 @@ def parse_response(body: Any, limits: Limits) -> ResponseRequest:
         raise RequestError("input is missing: a text or a list of at least one item.", param="input")
     if given.get("top_logprobs") and LOGPROBS not in given.get("include", ()):
         raise RequestError(f"top_logprobs needs include: ['{LOGPROBS}'].", param="top_logprobs")
-    with renamed((*_NAMES, *_tool_names(given.get("tools", ())))):
+    with renamed(_NAMES):
         chat = parse_chat(_chat_body(given), limits)
     return ResponseRequest(chat, _echo(given, chat))
-
-
-def _tool_names(tools: Any) -> list[tuple[str, str]]:
-    return [(f"tools[{i}].function", f"tools[{i}]") for i in range(len(tools))]
 
 
 def _chat_body(given: Mapping[str, Any]) -> dict[str, Any]:

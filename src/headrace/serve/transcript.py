@@ -7,8 +7,10 @@ API, templates. What it is given is checked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from headrace.base.errors import RequestError
@@ -61,13 +63,21 @@ class Transcript:
 
 @contextmanager
 def renamed(names: Sequence[tuple[str, str]]) -> Iterator[None]:
-    """A RequestError about a field of a chat request is one about the client's own. names: beginnings, chat's first."""
+    """A RequestError about a field of a chat request is one about the client's own.
+
+    names: beginnings of paths, chat's and the client's; the first that fits is taken. ``[]`` stands for any index.
+    """
     try:
         yield
     except RequestError as error:
         path = error.param or ""
         for old, new in names:
-            if path == old or path.startswith((f"{old}.", f"{old}[")):
-                own = new + path.removeprefix(old)
+            if found := _beginning(old).match(path):
+                own = new.replace("[]", "".join(found.groups())) + path[found.end() :]
                 raise type(error)(str(error).replace(path, own), param=own, code=error.code) from None
         raise
+
+
+@cache
+def _beginning(path: str) -> re.Pattern[str]:
+    return re.compile(re.escape(path).replace(r"\[\]", r"(\[\d+\])") + r"(?=$|[.\[])")
