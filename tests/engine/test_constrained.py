@@ -13,7 +13,9 @@ import jsonschema
 import pytest
 
 from headrace import LLM, AsyncLLM, RequestError, SamplingParams, StructuredOutputs
+from headrace.engine import grammars
 from headrace.engine.output import CompletionOutput
+from headrace.text.grammar import source
 
 SETTINGS = {"max_model_len": 512, "max_num_seqs": 8}
 SCHEMA: dict[str, Any] = {
@@ -217,3 +219,17 @@ async def test_one_given_up_while_its_grammar_is_compiled_leaves_nothing(remote:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(stats)
+
+
+async def test_a_grammar_that_takes_too_long_is_refused_and_the_next_is_not(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker = grammars.Checker(llm.get_tokenizer(), llm.info.vocab_size)
+    slow = StructuredOutputs(json={"enum": [f"value {i}" for i in range(9000)]})
+    with monkeypatch.context() as hurried:
+        hurried.setattr(grammars, "SECONDS", 1e-4)
+        with pytest.raises(RequestError, match="too long") as caught:
+            await checker.grammar(slow)
+    assert caught.value.param == "structured_outputs.json"
+    assert await checker.grammar(StructuredOutputs(regex="a")) == source(StructuredOutputs(regex="a"))
+    checker.close()
