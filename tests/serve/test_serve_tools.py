@@ -27,7 +27,9 @@ HERMES = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
     "{{ reasoning_effort or '' }}"
 )
-THINKS = HERMES.replace("{{ reasoning_effort or '' }}", "<think>\n")
+THINKS = HERMES.replace("{{ reasoning_effort or '' }}", "").replace(
+    "</think>\n\n{% endif %}", "</think>\n\n{% else %}<think>\n{% endif %}"
+)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 9}}, "required": ["city"],
           "additionalProperties": False}  # fmt: skip
 
@@ -332,3 +334,34 @@ async def test_how_much_to_think(place: Place, thinker: Place) -> None:
     assert "</think>" not in thinker.prompt()
     await thinker.choices(messages=[*HI, {"role": "assistant", "content": "a", "reasoning": "because"}, *HI])
     assert "because" in thinker.prompt()
+
+
+async def test_a_form_of_the_answer_comes_after_the_reasoning(thinker: Place) -> None:
+    thinker.says('hm</think>{"city": "Oslo"}')
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    (choice,) = await thinker.choices(response_format=form)
+    assert choice["message"]["content"] == '{"city": "Oslo"}'
+    (grammar,) = {add.grammar for add in thinker.engine.seen}
+    assert grammar is not None and "thought" in grammar.text and "%json" in grammar.text
+    response = await thinker.post(structured_outputs={"regex": "a+"})
+    assert response.json()["error"]["param"] == "structured_outputs.regex"
+    await thinker.choices(structured_outputs={"regex": "a+"}, reasoning_effort="none")
+
+
+async def test_histories_that_other_servers_take(place: Place) -> None:
+    function = {"name": "f", "arguments": {"a": 1}}
+    for message in (
+        {"role": "assistant", "content": ""},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant"},
+        {"role": "assistant", "content": "so", "tool_calls": [{"id": "a", "type": "function", "function": function}]},
+        {"role": "tool", "content": "without a call"},
+        {
+            "role": "tool",
+            "tool_call_id": "a",
+            "content": [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}],
+        },
+    ):
+        await place.choices(messages=[*HI, message, *HI])
+        await place.choices(messages=[*HI, message], tools=[tool()])
+    assert "A\nB" in place.prompt()
