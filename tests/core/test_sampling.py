@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from headrace.base.errors import RequestError
 from headrace.core.sampling import SamplingParams
+from headrace.core.sequence import Sequence
 from headrace.core.structured import StructuredOutputs
 
 VOCAB = 1000
@@ -46,6 +47,11 @@ REFUSED: dict[str, list[Any]] = {
     "allowed_token_ids": [[], [VOCAB], [-1], ["1"], [True], 5, {1}],
     "bad_words": [[""], [5], "word", ["x"] * 5000, ["x" * 129], ["\udc00"]],
     "structured_outputs": [{"regex": "a"}, "a", True, StructuredOutputs()],
+    "repetition_detection": [
+        {}, 5, [], True, {"max_pattern_size": 2}, {"min_count": 2}, {"max_pattern_size": 2, "min_count": 1},
+        {"max_pattern_size": 33, "min_count": 2}, {"max_pattern_size": 2, "min_count": 2, "min_pattern_size": 3},
+        {"max_pattern_size": 2, "min_count": 2, "more": 1}, {"max_pattern_size": NAN, "min_count": 2},
+    ],
     "bad_token_ids": [[[]], [5], [[VOCAB]], [[-1]], [["a"]], [None], [[True]]],
     "shown_token_ids": [5, [VOCAB], [-1], ["a"], [True]],
 }  # fmt: skip
@@ -69,6 +75,7 @@ LEGAL: dict[str, list[Any]] = {
     "logit_bias": [None, {}, {0: -100, VOCAB - 1: 100, 5: 0.5}],
     "allowed_token_ids": [None, [0], list(range(VOCAB))],
     "bad_words": [None, [], ["word"], ["x" * 128]],
+    "repetition_detection": [None, {"max_pattern_size": 32, "min_count": 32, "min_pattern_size": None}],
     "bad_token_ids": [None, [], [[1], [2, 3]]],
     "structured_outputs": [None, StructuredOutputs(json={}), StructuredOutputs(choice=["a"])],
     "shown_token_ids": [None, [], [0, VOCAB - 1]],
@@ -151,3 +158,15 @@ def test_tiny_temperatures_are_greedy() -> None:
 
 def test_stop_strings_in_either_form() -> None:
     assert [SamplingParams(stop=s).stop_strings for s in (None, "ab", ["a", "b"])] == [(), ("ab",), ("a", "b")]
+
+
+@given(st.lists(st.integers(0, 2), max_size=20), st.integers(1, 4), st.integers(0, 4), st.integers(2, 4))
+def test_repetition_is_what_it_says(said: list[int], most: int, least: int, count: int) -> None:
+    asked = {"max_pattern_size": most, "min_pattern_size": min(least, most), "min_count": count}
+    sequence = Sequence(0, "r", 0, SamplingParams(max_tokens=None, repetition_detection=asked), 0, [1, 1, 1])
+    for number, token in enumerate(said, 1):
+        sequence.tokens.append(token)
+        sizes = [size for size in range(max(min(least, most), 1), most + 1) if size * count <= number]
+        repeats = any(said[number - size * count : number] == said[number - size : number] * count for size in sizes)
+        finish = sequence.ended_by(token)
+        assert (finish is not None and finish.reason == "repetition") == repeats

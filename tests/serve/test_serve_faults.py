@@ -172,6 +172,21 @@ async def test_greedy_choices_are_the_same(client: httpx.AsyncClient, known: str
     assert [choice["text"] for choice in told["choices"]] == [known] * 3
 
 
+async def test_an_answer_that_goes_round_is_ended(client: httpx.AsyncClient, known: str) -> None:
+    asks: dict[str, Any] = {"prompt": "a", "max_tokens": 40, "ignore_eos": True, "logit_bias": {"65": 100}}
+    detects = {"max_pattern_size": 3, "min_count": 4}
+    for fields, tokens in (({}, 4), ({"min_tokens": 9}, 10)):
+        told = await answer(client, known, TEXT, **asks, **fields, repetition_detection=detects)
+        choice = told["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("repetition", "repetition_detected")
+        assert told["usage"]["completion_tokens"] == tokens
+    longer = {**detects, "min_pattern_size": 2}
+    told = await answer(client, known, TEXT, **asks, repetition_detection=longer)
+    assert told["usage"]["completion_tokens"] == 8
+    told = await answer(client, known, TEXT, **asks)
+    assert told["choices"][0]["finish_reason"] == "length"
+
+
 HISTORIES: list[tuple[Any, int]] = [
     ([*HI, {"role": "assistant", "content": ""}, *HI], 200),
     ([*HI, {"role": "assistant", "content": None}, *HI], 200),

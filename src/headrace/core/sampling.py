@@ -10,7 +10,20 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from headrace.base.rules import Rule, either, flag, integer, list_of, map_of, nullable, number, one_of, refuse, text
+from headrace.base.rules import (
+    Rule,
+    either,
+    flag,
+    integer,
+    list_of,
+    map_of,
+    nullable,
+    number,
+    one_of,
+    record,
+    refuse,
+    text,
+)
 from headrace.core.structured import StructuredOutputs, structured
 
 MAX_CHOICES = 128
@@ -20,6 +33,7 @@ MAX_STOP_IDS = 1024
 MAX_BIASES = 4096
 MAX_BAD_WORDS = 1024
 MAX_BAD_CHARACTERS = 128
+MAX_PATTERN = 32  # tokens, and times
 MAX_ALLOWED_IDS = 1 << 20
 GREEDY_BELOW = 1e-5
 INT32_MAX = 2**31 - 1
@@ -30,6 +44,7 @@ class SamplingParams:
     """How to draw tokens. Names, order, defaults: vLLM's `SamplingParams`; bad_token_ids, shown_token_ids are ours.
 
     stop: strings that end the text. stop_token_ids: ids that end it. max_tokens: None means up to the context.
+    repetition_detection: ends what ends in min_count times a pattern of min_pattern_size..max_pattern_size tokens.
     logprobs, prompt_logprobs: how many alternatives to report; -1 all of them.
     shown_token_ids: special tokens that skip_special_tokens does not leave out.
     logit_bias: token id to a value in -100..100. bad_words: strings; bad_token_ids: the id sequences they become.
@@ -62,6 +77,7 @@ class SamplingParams:
     bad_token_ids: list[list[int]] | None = None
     structured_outputs: StructuredOutputs | None = None
     shown_token_ids: list[int] | None = None
+    repetition_detection: dict[str, int] | None = None
 
     @property
     def greedy(self) -> bool:
@@ -84,6 +100,9 @@ class SamplingParams:
         self._check_together()
 
     def _check_together(self) -> None:
+        repeats = self.repetition_detection
+        if repeats is not None and (repeats.get("min_pattern_size") or 0) > repeats["max_pattern_size"]:
+            refuse("repetition_detection.min_pattern_size", "must be at most max_pattern_size")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             refuse("min_tokens", f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
         if self.stop and not self.detokenize:
@@ -129,6 +148,15 @@ def rules(vocab_size: int = INT32_MAX, max_logprobs: int = -1) -> dict[str, Rule
     penalty = number(-2, 2)
     word = text(MAX_BAD_CHARACTERS, 1)
     stop = text(MAX_STOP_CHARACTERS, 1)
+    pattern = integer(1, MAX_PATTERN)
+    repeats = record(
+        {
+            "max_pattern_size": pattern,
+            "min_pattern_size": integer(0, MAX_PATTERN),
+            "min_count": integer(2, MAX_PATTERN),
+        },
+        ("max_pattern_size", "min_count"),
+    )
     bias = map_of(token_id(vocab_size), number(-100, 100), MAX_BIASES, "token ids to numbers from -100 to 100")
     return {
         "n": integer(1, MAX_CHOICES),
@@ -155,6 +183,7 @@ def rules(vocab_size: int = INT32_MAX, max_logprobs: int = -1) -> dict[str, Rule
         "include_stop_str_in_output": flag,
         "logit_bias": nullable(bias),
         "allowed_token_ids": nullable(_token_ids(vocab_size, MAX_ALLOWED_IDS, least=1)),
+        "repetition_detection": nullable(repeats),
         "bad_words": nullable(list_of(word, MAX_BAD_WORDS, of="strings")),
         "bad_token_ids": nullable(
             list_of(_token_ids(vocab_size, MAX_STOP_IDS, least=1), MAX_BAD_WORDS, of="lists of token ids")

@@ -223,7 +223,7 @@ class Scheduler:
                 token = new[0]
                 tokens = sequence.tokens
                 tokens.append(token)
-                stops = token in sequence.stop_ids or len(tokens) >= sequence.max_len
+                stops = token in sequence.stop_ids or len(tokens) >= sequence.max_len or sequence.detects
                 finish = sequence.ended_by(token) if stops else None
             else:
                 assert new or not item.sample or sequence.id in stopped, "a sampling item yielded no token"

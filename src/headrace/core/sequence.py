@@ -7,14 +7,15 @@ ends a sequence. Does not know: text, tensors, clocks, who else runs.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from headrace.core.sampling import SamplingParams
 
 TIMEOUT = "timeout"  # the `Finish.stop` of a sequence whose time was over; its reason is "length"
-Reason = Literal["stop", "length", "abort", "error"]
+REPEATS = "repetition_detected"  # the `Finish.stop` of a sequence that `repetition_detection` ended, as in vLLM
+Reason = Literal["stop", "length", "abort", "error", "repetition"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Sequence:
     constraint: what the tokens drawn must look like; it has taken in those that are there.
     priority: smaller first. tenant: whose it is; weight: the tenant's share against others'.
     wants_prompt_logprobs: needs every row's logits, so takes nothing from the prefix cache.
+    detects: whether `repetition_detection` may end it.
     """
 
     __slots__ = (
@@ -74,6 +76,7 @@ class Sequence:
         "choice",
         "computed",
         "constraint",
+        "detects",
         "finish",
         "hashed",
         "id",
@@ -127,6 +130,7 @@ class Sequence:
         self.priority = priority
         self.tenant = tenant
         self.weight = weight
+        self.detects = params.repetition_detection is not None
         asked = params.prompt_logprobs is not None
         self.wants_prompt_logprobs = asked if wants_prompt_logprobs is None else wants_prompt_logprobs
         self.computed = 0
@@ -161,7 +165,22 @@ class Sequence:
         """
         if token in self.stop_ids and self.generated > self.params.min_tokens:
             return Finish("stop", token if token in (self.params.stop_token_ids or ()) else None)
-        return Finish("length") if len(self.tokens) >= self.max_len else None
+        if len(self.tokens) >= self.max_len:
+            return Finish("length")
+        asked = self.params.repetition_detection
+        if asked is not None and self.generated > self.params.min_tokens and self._repeats(asked):
+            return Finish("repetition", REPEATS)
+        return None
+
+    def _repeats(self, asked: Mapping[str, int]) -> bool:
+        """Whether the answer ends with a pattern of the sizes asked for, so many times in a row."""
+        tokens, count = self.tokens, asked["min_count"]
+        for size in range(max(asked.get("min_pattern_size") or 1, 1), asked["max_pattern_size"] + 1):
+            if size * count > self.generated:
+                return False
+            if tokens[-1] == tokens[-1 - size] and tokens[-size * (count - 1) :] == tokens[-size * count : -size]:
+                return True
+        return False
 
 
 def stop_ids_of(params: SamplingParams, model: Iterable[int]) -> frozenset[int]:

@@ -118,7 +118,7 @@ class Account(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """News of one choice after a step.
 
-    reason: set when it has ended ("stop", "length", "abort", "error"); stop: the stop id or string, if one ended it.
+    reason: set when it has ended (see `core.sequence.Reason`); stop: the stop id or string, if one ended it.
     prompt_logprobs: with the first update of a choice that asked for them; the first prompt token has none.
     cached: prompt tokens found in the prefix cache. scheduled: when it first ran, time.monotonic seconds. account: with
     the last one.

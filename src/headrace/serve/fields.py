@@ -84,8 +84,8 @@ class Field:
     def schema(self, bounds: Bounds, required: bool = False) -> Schema:
         """For the documentation."""
         rule = self.of(bounds)
-        told = f"Not supported: {self.refuses} Only {rule.wanted}." if self.refuses else f"{self.help} {rule.wanted}."
-        schema = {**(rule if required else nullable(rule)).schema, "description": told}
+        told = f"Not supported: {self.refuses} Only" if self.refuses else f"{self.help} Value"
+        schema = {**(rule if required else nullable(rule)).schema, "description": f"{told}: {rule.wanted}."}
         return schema if self.default is None else {**schema, "default": self.default}
 
 
@@ -166,6 +166,8 @@ _SAMPLING_HELP: Mapping[str, str] = {
     "include_stop_str_in_output": "Keep the text or token that ended the answer.",
     "allowed_token_ids": "Draw from these tokens only.",
     "bad_words": "Texts whose tokens may not follow each other.",
+    "repetition_detection": "End an answer that says a pattern of so many tokens again and again; its finish_reason is"
+    " repetition.",
     "prompt_logprobs": "Log-probabilities of the prompt's tokens, with so many alternatives each.",
 }
 MAX_TEMPERATURE = 2
@@ -234,7 +236,6 @@ _NEUTRAL: Final[Fields] = {
     "logprob_token_ids": neutral(list_of(anything, 0, of="ids"), "use logprobs for the likeliest tokens."),
     "kv_transfer_params": neutral(nothing, "the KV cache stays in this process."),
     "thinking_token_budget": neutral(nothing, "use max_tokens."),
-    "repetition_detection": neutral(nothing, "use penalties."),
 }
 
 _TEXT_OR_NULL: Final[Schema] = {"type": ["string", "null"]}

@@ -55,7 +55,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Sequence[float]], ...] = (
     ("request_num_preemptions", "How often a request's choices lost their pages.", (0, *_COUNTS)),
 )
 
-_REASONS = ("stop", "length", "abort", "error")
+_REASONS = ("stop", "length", "abort", "error", "repetition")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
