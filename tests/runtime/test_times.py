@@ -140,3 +140,18 @@ def test_a_row_alone_is_priced_as_in_a_chunk(start: int, rows: int, work: Work) 
         work, [0, 0, 0, 0, 1, 0], np.append(np.full(rows, float(start)) + np.arange(rows), 7.0), chunk, chunk
     )
     assert both[:-1] / both[:-1].sum() == pytest.approx(single)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 300), st.booleans()), min_size=1, max_size=9),
+    st.sampled_from([WORK, WINDOWED]),
+)
+def test_shares_are_those_of_the_predicted_time(items: list[tuple[int, int, bool]], work: Work) -> None:
+    """What has no owner by rows; attention and rows of logits to whose they are; before anything was learnt."""
+    step = [Scheduled(SOMEBODY, *item) for item in items]
+    common = StepTimes(Work(work.weight_bytes, work.row, 0.0, ())).seconds(step)
+    alone = StepTimes(Work(0.0, 0.0, work.logit_row, work.attention))
+    rows = sum(item.count for item in step)
+    expected = [(common * item.count / rows + alone.seconds([item])) / StepTimes(work).seconds(step) for item in step]
+    start, count, logits = np.array(items, np.float64).T
+    assert divided(work, [1.0] * 6, start, count, logits) == pytest.approx(expected)
