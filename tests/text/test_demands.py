@@ -201,6 +201,15 @@ def test_a_template_says_its_dialect(template: str, calls: CallFormat | None, op
     assert dialect_of(None, TOKENIZER) is PLAIN
 
 
+def test_a_template_of_its_own_for_tools() -> None:
+    template = ChatTemplate("plain {{ messages[0].content }}", TOKENIZER, SHOWS + "[TOOL_CALLS]{{ documents }}")
+    dialect = dialect_of(template, TOKENIZER)
+    assert dialect.calls == MISTRAL and "documents" in dialect.variables
+    hi, tools = [{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "f"}}]
+    assert template.render(hi).text == "plain hi"
+    assert template.render(hi, tools=tools).text == json.dumps(tools[0]) + "hi[TOOL_CALLS]"
+
+
 @pytest.mark.parametrize(
     ("prompt", "opened"),
     [

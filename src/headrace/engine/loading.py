@@ -48,10 +48,10 @@ def open_text(settings: EngineSettings, checkpoint: Checkpoint) -> TextSide:
     """The tokenizer and chat template that the settings ask for, or the model brings."""
     source = open_checkpoint(resolve(settings.tokenizer)) if settings.tokenizer else checkpoint
     tokenizer = Tokenizer.from_gguf(source.config) if source.kind == "gguf" else Tokenizer.from_folder(source.path)
-    text = tokenizer.chat_template
+    text, with_tools = tokenizer.chat_template, tokenizer.chat_templates.get("tool_use")
     if settings.chat_template is not None:
-        text = _template_text(settings.chat_template)
-    template = None if text is None else ChatTemplate(text, tokenizer)
+        text, with_tools = _template_text(settings.chat_template), None
+    template = None if text is None else ChatTemplate(text, tokenizer, with_tools)
     return TextSide(tokenizer, template)
 
 

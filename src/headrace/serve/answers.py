@@ -46,7 +46,7 @@ def new_id(prefix: str, request_id: str = "") -> str:
 class Turn:
     """One choice's text taken apart as it comes. calls: ids of its calls of tools, for the client to answer by.
 
-    new_call: makes such an id. detokenizer: a new one, as made the text; without, nobody counts `reasoning_tokens`.
+    new_call: makes such an id. detokenizer: a new one, as makes the text; without, nobody counts `reasoning_tokens`.
     """
 
     def __init__(
@@ -58,8 +58,9 @@ class Turn:
         self.calls: list[str] = []
         self._reader = reader or Plain()
         self._new_call = new_call
-        self._detokenizer = detokenizer
+        self._detokenizer = detokenizer() if detokenizer else None
         self._ids: list[int] = []
+        self._counted = self._size = 0  # of the ids: those that belong to the reasoning, characters of their text
 
     def pieces(self, delta: Delta) -> list[Piece]:
         """What is certain after that news; everything once the choice has ended."""
@@ -80,14 +81,10 @@ class Turn:
         """Tokens up to the end of the reasoning so far; None for a model that does not reason."""
         if self._detokenizer is None:
             return None
-        if not self._reader.reasoned:
-            return 0
-        text, size = self._detokenizer(), 0
-        for count, id in enumerate(self._ids):
-            if size >= self._reader.reasoned:
-                return count
-            size += len(text.push([id]))
-        return len(self._ids)
+        while self._size < self._reader.reasoned and self._counted < len(self._ids):
+            self._size += len(self._detokenizer.push(self._ids[self._counted : self._counted + 1]))
+            self._counted += 1
+        return self._counted
 
 
 @dataclass(slots=True)

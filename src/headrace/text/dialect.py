@@ -79,11 +79,11 @@ def dialect_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Dialect:
     """The dialect that a chat template teaches."""
     if template is None:
         return PLAIN
-    calls = _calls(template)
+    calls = _calls(template.with_tools)
     thinking = next((marks for marks in _THINKING if marks.close in template.source), None)
     marks = "\n".join([*(calls.marks if calls else ()), *(thinking or ())])
     control = {token.text: token.id for _, _, token in tokenizer.control.find(marks)}
-    return Dialect(calls, thinking, control, template.variables)
+    return Dialect(calls, thinking, control, template.variables | template.with_tools.variables)
 
 
 def _calls(template: ChatTemplate) -> CallFormat | None:

@@ -41,16 +41,18 @@ NO_TEMPLATE = (
 class ChatTemplate:
     """A model's chat template, bound to the control tokens of its tokenizer. May be shared between threads.
 
+    with_tools: the template for conversations with tools: made of `tool_source`, or the same.
     variables: the names that it may read, such as ``tools`` or ``enable_thinking``.
     Raises BadModelFile for source that is not a Jinja template.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, source: str, tokenizer: Tokenizer, tool_source: str | None = None) -> None:
         try:
             self._program = Program(source)
         except ValueError as error:
             raise BadModelFile("chat template", f"is not a Jinja template: {error}") from error
         self.source = source
+        self.with_tools = ChatTemplate(tool_source, tokenizer) if tool_source else self
         self.variables = self._program.variables
         self._names = dict(tokenizer.names)
         self._control = tokenizer.control
@@ -86,6 +88,14 @@ class ChatTemplate:
         kwargs: further variables of the template, such as enable_thinking.
         Raises RequestError: wrong messages, reserved variables, and whatever the template raises.
         """
+        if tools and self.with_tools is not self:
+            return self.with_tools.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **kwargs,
+            )
         _check_options(add_generation_prompt, continue_final_message, kwargs)
         checked = self._adapt(normalise_messages(messages))
         values = {"tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt, **kwargs}
