@@ -335,20 +335,25 @@ async def unread(port: int, body: bytes) -> socket.socket:
     return raw
 
 
-@pytest.mark.parametrize("stream", [b"true", b"false"])
+@pytest.mark.parametrize("more", [b'"stream": true', b'"n": 8'])
 async def test_who_does_not_read_is_cut_off(
-    app: App, engine: FakeEngine, stream: bytes, monkeypatch: pytest.MonkeyPatch
+    app: App, engine: FakeEngine, more: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.serve.protocol.READ_SECONDS", 0.5)
-    engine.says = engine.says[:1] * 5000  # some 15 MB with all alternatives, more than the system buffers
+    engine.says = engine.says[:1] * 5000  # with all alternatives 10 MB or more, more than the system buffers
     async with listening(app) as port:
-        with await unread(port, b'{"prompt": "x", "max_tokens": 9000, "logprobs": 20, "stream": %s}' % stream):
+        with await unread(port, b'{"prompt": "x", "max_tokens": 9000, "logprobs": 20, %s}' % more) as raw:
             async with asyncio.timeout(60):
                 while not engine.seen or app.desk.open or engine.running:
                     await asyncio.sleep(0.05)
             assert engine.queue.live == engine.queue.waiting == 0
             await asyncio.sleep(1)
             await good(port)
+            data = b""
+            with suppress(ConnectionError):
+                while piece := await asyncio.get_running_loop().sock_recv(raw, 1 << 20):
+                    data += piece
+            assert len(data) < 10_000_000 and b"data: [DONE]" not in data and not data.endswith(b"}")
             engine.says = engine.says[:3]
         line = await Line.to(port)
         await line.send(POST.replace(b"\r\nhost", b"\r\nconnection: close\r\nhost") % len(BODY) + BODY)
