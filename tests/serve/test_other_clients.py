@@ -9,6 +9,7 @@ from typing import Any
 
 import anthropic
 import openai
+import pydantic
 import pytest
 
 from child_server import Server, serving
@@ -188,3 +189,45 @@ def test_qwen_uses_a_tool_and_reads_its_result(qwen_server: Server) -> None:
     turns: Any = [{"role": "assistant", "content": final.content}, {"role": "user", "content": [result]}]
     answer = client.messages.create(messages=[*messages, *turns], **{**asks, "tools": []})
     assert any("19" in block.text for block in answer.content if block.type == "text")
+
+
+class City(pydantic.BaseModel):
+    name: str
+    country: str
+
+
+def test_qwen_answers_in_the_shape_that_was_asked_for(qwen_server: Server) -> None:
+    asked = "Which city is the capital of France? Answer as JSON."
+    parsed = qwen_server.openai.responses.parse(
+        model="qwen", input=asked, text_format=City, temperature=0, max_output_tokens=64
+    )
+    assert parsed.output_parsed == City(name="Paris", country="France")
+    message = anthropic.Anthropic(**claude(qwen_server)).messages.parse(
+        model="qwen", messages=[{"role": "user", "content": asked}], output_format=City, max_tokens=64, **GREEDY
+    )
+    assert message.parsed_output == City(name="Paris", country="France")
+
+
+def test_qwen_must_use_a_tool(qwen_server: Server) -> None:
+    client = anthropic.Anthropic(**claude(qwen_server))
+    tools: Any = [{"name": "get_weather", "description": "Weather of a city", "input_schema": SCHEMA}]
+    for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}):
+        answer = client.messages.create(
+            model="qwen", messages=HI, tools=tools, tool_choice=choice, max_tokens=64, **GREEDY
+        )
+        uses = [block for block in answer.content if block.type == "tool_use"]
+        assert uses and all(set(use.input) == {"city"} for use in uses)
+        assert answer.stop_reason == "tool_use"
+    bad = {**SCHEMA, "unheardOf": 1}
+    with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]\.input_schema"):
+        client.messages.create(
+            model="qwen",
+            messages=HI,
+            tools=[{**tools[0], "input_schema": bad}],
+            tool_choice={"type": "any"},
+            max_tokens=9,
+        )
+    with pytest.raises(openai.BadRequestError) as refused:
+        text: Any = {"format": {"type": "json_schema", "name": "x", "schema": bad}}
+        qwen_server.openai.responses.create(model="qwen", input="hi", text=text)
+    assert str(refused.value.param).startswith("text.format.schema")
