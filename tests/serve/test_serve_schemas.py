@@ -13,10 +13,15 @@ from jsonschema import Draft202012Validator
 
 from headrace.base.errors import RequestError
 from headrace.serve.fields import CHAT, COMPLETION, Bounds, Fields, check_fields
+from headrace.serve.messages import MESSAGES
+from headrace.serve.responses import RESPONSES
 from headrace.serve.tokenizing import DETOKENIZE, TOKENIZE
 
 BOUNDS = Bounds(vocab_size=320, max_logprobs=20, max_model_len=64, reads=frozenset({"documents"}))
-TABLES: dict[str, Fields] = {"chat": CHAT, "completion": COMPLETION, "tokenize": TOKENIZE, "detokenize": DETOKENIZE}
+TABLES: dict[str, Fields] = {
+    "chat": CHAT, "completion": COMPLETION, "tokenize": TOKENIZE, "detokenize": DETOKENIZE,
+    "response": RESPONSES, "message": MESSAGES,
+}  # fmt: skip
 NAMES = sorted({(table, name) for table, fields in TABLES.items() for name in fields})
 # Checked elsewhere: messages where they are rendered; forms of answers where their grammars are made, tools with them.
 ELSEWHERE = {"messages", "response_format", "structured_outputs", "tools", "tool_choice"}

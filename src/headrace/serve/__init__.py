@@ -2,7 +2,8 @@
 
 process      binds, starts the engine, serves, drains          (the only file that starts anything)
 app          the table of routes and what stands around them
-chat, completions   one file an API: its requests, its answers, its endpoint
+chat, completions, responses, messages   one file an API: its requests, its answers, its endpoint
+transcript   other APIs' conversations as chat's;  blocks: a choice as they show it;  *_shapes: on the wire
 service      what the endpoints share: reading, submitting, answering
 requests     JSON -> checked request;  fields: the tables of what is accepted
 tokenizing   texts as tokens and back

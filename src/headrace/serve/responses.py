@@ -60,14 +60,16 @@ _STATUS = one_of("in_progress", "completed", "incomplete")
 _ID = text(MAX_ID)
 _LEFT_OUT = list_of(anything, f.MAX_ITEMS)  # what answers carry and histories bring back: it cannot change the next one
 
-_IN_TEXT = record({"type": one_of("input_text"), "text": text(), "prompt_cache_breakpoint": open_object()}, ("text",))
+_IN_TEXT = record(
+    {"type": one_of("input_text"), "text": text(), "prompt_cache_breakpoint": open_object()}, ("type", "text")
+)
 _OUT_TEXT = record(
-    {"type": one_of("output_text"), "text": text(), "annotations": _LEFT_OUT, "logprobs": _LEFT_OUT}, ("text",)
+    {"type": one_of("output_text"), "text": text(), "annotations": _LEFT_OUT, "logprobs": _LEFT_OUT}, ("type", "text")
 )
 _PARTS = {
     "input_text": _IN_TEXT,
     "output_text": _OUT_TEXT,
-    "refusal": record({"type": one_of("refusal"), "refusal": text()}, ("refusal",)),
+    "refusal": record({"type": one_of("refusal"), "refusal": text()}, ("type", "refusal")),
 }
 _SUMMARY = record({"type": one_of("summary_text"), "text": text()}, ("type", "text"))
 _THOUGHT = record({"type": one_of("reasoning_text"), "text": text()}, ("type", "text"))
