@@ -27,14 +27,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.fixture(scope="session")
 def served(smollm2: Path) -> Iterator[Server]:
     """SmolLM2 under the name ``smollm2``, with a context of 2,048 tokens."""
-    with serving(smollm2, "--served-model-name", "smollm2", "--max-model-len", "2k", "--backend", "cpu") as server:
+    with serving(smollm2, "--served-model-name", "smollm2", "--max-model-len", "2048", "--backend", "cpu") as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def served_qwen(qwen_coder: Path) -> Iterator[Server]:
     """Qwen2.5-Coder, which can call tools, under the name ``qwen``."""
-    with serving(qwen_coder, "--served-model-name", "qwen", "--max-model-len", "4k", "--backend", "cpu") as server:
+    with serving(qwen_coder, "--served-model-name", "qwen", "--max-model-len", "4096", "--backend", "cpu") as server:
         yield server
 
 
