@@ -73,6 +73,10 @@ def streamed(client: httpx.Client, body: dict[str, Any]) -> list[Choice]:
 
 def of_llm(llm: LLM, prompt: str, params: dict[str, Any]) -> list[Choice]:
     (output,) = llm.generate([prompt], SamplingParams(**params))
+    if not params.get("stop"):
+        for choice in output.outputs:
+            ids = choice.token_ids[: -1 if choice.finish_reason == "stop" else None]
+            assert choice.text == llm.get_tokenizer().decode(ids, params.get("skip_special_tokens", True))
     return [(choice.text, choice.finish_reason, choice.stop_reason) for choice in output.outputs]
 
 
