@@ -12,10 +12,12 @@ from typing import Any
 
 import httpx
 
-from soak.questions import BAD, COMPLETIONS, Question, joined, long_one, whole
+from soak.questions import BAD, COMPLETIONS, LAST, Question, joined, long_one, whole
 
 PATIENCE = 120.0  # seconds until a request counts as hung
-AWAY = frozenset({"engine_dead", "engine_restarting"})  # codes while the engine is being started again
+# Codes, or Anthropic's types, while the engine is being started again; and when the queue is full.
+AWAY = frozenset({"engine_dead", "engine_restarting", "overloaded_error", "api_error"})
+FULL = frozenset({"queue_full", "rate_limit_error"})
 
 
 class Wrong(AssertionError):
@@ -88,6 +90,8 @@ class Crowd:
             events = [event async for event in self._events(response, pause)]
         if events and events[-1] == "[DONE]":
             self._same(question, joined(events[:-1]))
+        elif events and events[-1].get("type") in LAST:
+            self._same(question, joined(events))
         elif events and self._died(events[-1]):
             self.counts["streams cut"] += 1
         else:
@@ -108,14 +112,15 @@ class Crowd:
     async def _away(self, response: httpx.Response) -> None:
         """What a right request may be told instead of its answer."""
         error = response.json()["error"]
-        self.counts[f"{response.status_code} {error['code']}"] += 1
-        full = response.status_code == 429 and error["code"] == "queue_full" and "retry-after" in response.headers
+        code = _code(error)
+        self.counts[f"{response.status_code} {code}"] += 1
+        full = response.status_code == 429 and code in FULL and "retry-after" in response.headers
         if not full and not self._died(response.json()):
             raise Wrong(f"{response.status_code} {error}")
         await asyncio.sleep(self._rng.uniform(0.1, 0.5))
 
     def _died(self, told: Any) -> bool:
-        return self.kills and isinstance(told, dict) and told.get("error", {}).get("code") in AWAY
+        return self.kills and isinstance(told, dict) and _code(told.get("error") or told) in AWAY
 
     # --- those who leave
 
@@ -203,6 +208,10 @@ class Crowd:
             response = await self._client.get(path)
             if response.status_code != 200:
                 await self._away(response)
+
+
+def _code(error: dict[str, Any]) -> str:
+    return str(error.get("code") or error["type"])
 
 
 def _http(body: Any) -> bytes:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 SHARED = "Everybody who asks begins with these same words, page after page, and goes on elsewhere. " * 2
 SCHEMA = {
     "type": "object",
@@ -60,6 +61,12 @@ def good(rng: random.Random, count: int) -> list[Question]:
             told = {"messages": [{"role": "user", "content": prompt}]}
             told |= {"logprobs": True, "top_logprobs": 2} if logprobs else {}
             questions.append(Question(CHAT, {**told, **body}))
+    for number in range(count // 10):
+        said, most = f"question {number}", rng.choice((5, 30))
+        questions.append(Question(RESPONSES, {"input": said, "max_output_tokens": most, "temperature": 0}))
+        messages = [{"role": "user", "content": said}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": most, "temperature": 0}
+        questions.append(Question(MESSAGES, body))
     return questions
 
 
@@ -87,6 +94,11 @@ BAD: tuple[tuple[bytes, frozenset[int]], ...] = tuple(
 
 def whole(answer: dict[str, Any]) -> list[Choice]:
     """The choices of an answer that came whole."""
+    if "output" in answer:
+        parts = [part["text"] for item in answer["output"] for part in item["content"]]
+        return [("".join(parts), answer["status"], None)]
+    if "stop_reason" in answer:
+        return [("".join(part["text"] for part in answer["content"]), answer["stop_reason"], None)]
     return [
         (choice["text"] if "text" in choice else choice["message"]["content"] or "", choice["finish_reason"],
          _logprobs(choice.get("logprobs")))
@@ -95,7 +107,10 @@ def whole(answer: dict[str, Any]) -> list[Choice]:
 
 
 def joined(events: Iterable[dict[str, Any]]) -> list[Choice]:
-    """The choices of an answer that came as a stream."""
+    """The choices of an answer that came as a stream, without the ``[DONE]``."""
+    events = list(events)
+    if "type" in events[-1]:
+        return _joined_types(events)
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
     logprobs: dict[int, list[Any]] = {}
@@ -109,6 +124,24 @@ def joined(events: Iterable[dict[str, Any]]) -> list[Choice]:
                 assert index not in reasons, "two ends of one choice"
                 reasons[index] = choice["finish_reason"]
     return [(texts[index], reasons[index], logprobs[index]) for index in sorted(texts)]
+
+
+def _joined_types(events: list[dict[str, Any]]) -> list[Choice]:
+    """The same of APIs whose events have types."""
+    text, reason = "", ""
+    for event in events:
+        if event["type"] == "response.output_text.delta":
+            text += event["delta"]
+        elif event["type"] == "content_block_delta":
+            text += event["delta"]["text"]
+        elif event["type"] == "message_delta":
+            reason = event["delta"]["stop_reason"]
+        elif event["type"] in LAST:
+            reason = reason or event["response"]["status"]
+    return [(text, reason, None)]
+
+
+LAST = frozenset({"message_stop", "response.completed", "response.incomplete"})
 
 
 def _logprobs(told: Any) -> list[Any]:
