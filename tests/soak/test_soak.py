@@ -22,7 +22,7 @@ from soak.questions import Question, good, whole
 from soak.vitals import Vitals, middle, now, vitals
 
 CLIENTS = 32
-GROWTH = 3 << 20  # bytes in the last part; in an hour a leak of 100 bytes a request is more  # bytes in the last part, where some hundred KB were seen; in an hour a leak of 100 bytes a request is more
+GROWTH = 3 << 20  # bytes in the last part; in an hour a leak of 100 bytes a request is more
 FLAGS = (
     "--backend", "cpu", "--served-model-name", "tiny", "--max-model-len", "512", "--max-num-seqs", "16",
     "--max-num-queued-reqs", "24", "--kv-cache-memory-bytes", "1500k", "--threads", "1", "--engine-restarts", "100000",
