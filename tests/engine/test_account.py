@@ -140,8 +140,10 @@ def test_an_account_tells_the_steps_of_a_sequence(monkeypatch: pytest.MonkeyPatc
         news += engine.step()
     told = accounts(news)
     a, b = told["a", 0], told["b", 0]
-    assert [c[:2] + c[4:] for c in a.chunks] == [(0, 20, 1), (20, 30, 1)]
-    assert [c[:2] + c[4:] for c in b.chunks] == [(0, 20, 1)]
+    assert [c[:2] + c[4:5] for c in a.chunks] == [(0, 20, 1), (20, 30, 1)]
+    assert [c[:2] + c[4:5] for c in b.chunks] == [(0, 20, 1)]
+    assert a.chunks[0][5] == pytest.approx(a.queue), "the first chunk begins where the queue ends"
+    assert a.chunks[0][5] + a.chunks[0][2] <= a.chunks[1][5] + 1e-9 < a.queue + a.prefill
     assert a.chunks[0][2:3] == b.chunks[0][2:3] and a.chunks[0][3] + b.chunks[0][3] == pytest.approx(1)
     assert (a.decode_steps, b.decode_steps) == (5, 2)
     assert (a.most_mates, b.most_mates) == (1, 1) and a.mean_mates == 3 / 7 and b.mean_mates == 1

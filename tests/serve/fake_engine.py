@@ -49,7 +49,7 @@ class FakeEngine:
         self.logprob = -0.5
         self.unlikely = False  # whether what is said is beyond the alternatives
         self.trouble: Callable[[Stream, int], None] | None = None  # called before each token
-        self.account = Account(0.25, 0.5, 1.0, [(1, 2, 0.4, 0.5, 3)], 3, 0.9, 0.2, 0.3, 1.5, 3, 1, 2, 1)
+        self.account = Account(0.25, 0.5, 1.0, [(1, 2, 0.4, 0.5, 3, 0.25)], 3, 0.9, 0.2, 0.3, 1.5, 3, 1, 2, 1)
         self.seen: list[Add] = []
         self.aborted: list[str] = []
         self.queue = Queue(1000, 1000, 100_000)

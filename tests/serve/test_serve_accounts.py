@@ -77,7 +77,7 @@ async def test_timings_is_a_flag(client: httpx.AsyncClient, bad: Any) -> None:
 async def test_timings_say_what_the_engine_noted(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
     told = (answer := await post(client, body | {"timings": True}, path))["timings"]
     assert (told["queue_ms"], told["prefill_ms"], told["decode_ms"], told["total_ms"]) == (250, 500, 1000, 1750)
-    assert told["prefill"] == [{"start": 1, "tokens": 2, "ms": 400, "share": 0.5, "mates": 3}]
+    assert told["prefill"] == [{"start": 1, "tokens": 2, "at_ms": 250, "ms": 400, "share": 0.5, "mates": 3}]
     assert told["batch_mates"] == {"mean": 1.5, "max": 3} and told["machine_ms"] == {"prompt": 200, "completion": 300}
     assert (told["preemptions"], told["recomputed_tokens"], told["cached_tokens"], told["decode_steps"]) == (1, 2, 1, 3)
     assert len(told["token_ms"]) == told["predicted_n"] == 3 and told["token_ms"] == sorted(told["token_ms"])

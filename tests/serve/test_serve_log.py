@@ -143,7 +143,8 @@ async def test_a_request_that_breaks_has_its_line(engine: FakeEngine, written: L
     assert answer.status_code == 500
     assert "private" not in answer.text
     lines = [json.loads(line) for line in written.lines]
-    assert [line["ends"] for line in lines if line["message"] == "request"] == ["unfinished:2"]
+    told = [(line["ends"], line["error"]) for line in lines if line["message"] == "request"]
+    assert told == [("unfinished:2", "RuntimeError")]
 
 
 def test_notes_go_to_the_log(written: Lines) -> None:

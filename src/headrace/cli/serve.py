@@ -42,6 +42,11 @@ SERVE_FLAGS: FlagTable = {  # by field of ServeSettings
     "enable_log_outputs": (bool, {}, "The same with the texts of prompt and answer."),
     "max_log_len": (int, COUNT, "Most characters of each of these texts."),
     "disable_log_stats": (bool, {}, "No line of figures every ten seconds."),
+    "otlp_traces_endpoint": (
+        str | None,
+        {"metavar": "URL"},
+        "Send a trace of each request to this OpenTelemetry collector, by OTLP over HTTP; needs headrace[otel].",
+    ),
     "api_key": (
         list[Key],
         KEY,

@@ -92,7 +92,7 @@ class Ledger:
         added[:, _COMPLETION] = shares * (seconds + owed)
         added[:, _SECONDS] = seconds
         if self._prompts:
-            prompts = self._note_prompts(items, shares, seconds)
+            prompts = self._note_prompts(items, shares, began, seconds)
             self.prompt_seconds += prompts
             self.completion_seconds += seconds + owed - prompts
         else:
@@ -164,7 +164,7 @@ class Ledger:
             self._free = list(range(rows, 2 * rows))[::-1]
         return self._free.pop()
 
-    def _note_prompts(self, items: list[Scheduled], shares: F64, seconds: float) -> float:
+    def _note_prompts(self, items: list[Scheduled], shares: F64, began: float, seconds: float) -> float:
         """Tell the step's chunks, and divide the share of each by its rows; what prompts have of the step in all."""
         added = self._added
         added[:, _SECONDS] *= added[:, _DECODES]
@@ -181,7 +181,8 @@ class Ledger:
             self.recomputed += again
             if end >= entry.reached:
                 entry.reached = 0
-            _keep(entry.chunks, (item.start, item.count, seconds, float(shares[i]), len(items) - 1))
+            at = max(began - entry.arrival, 0.0)
+            _keep(entry.chunks, (item.start, item.count, seconds, float(shares[i]), len(items) - 1, at))
         return float(added[:, _PROMPT].sum())
 
 
@@ -201,7 +202,7 @@ def _keep(chunks: list[Chunk], chunk: Chunk) -> None:
     if len(chunks) < KEPT:
         chunks.append(chunk)
         return
-    start, tokens, seconds, share, mates = chunks[-1]
+    start, tokens, seconds, share, mates, at = chunks[-1]
     both = seconds + chunk[2]
     share = (share * seconds + chunk[3] * chunk[2]) / both if both else 0.0
-    chunks[-1] = (start, tokens + chunk[1], both, share, max(mates, chunk[4]))
+    chunks[-1] = (start, tokens + chunk[1], both, share, max(mates, chunk[4]), at)

@@ -81,8 +81,9 @@ class Quit(msgspec.Struct, tag=True, frozen=True):
     """End the engine process."""
 
 
-# Part of a prompt, or tokens computed again: first position, tokens, seconds of the step, share of it, others in it.
-Chunk = tuple[int, int, float, float, int]
+# Part of a prompt, or tokens computed again: first position, tokens, seconds of the step, share of it, others in it,
+# seconds from the request's arrival to the step's beginning.
+Chunk = tuple[int, int, float, float, int, float]
 
 
 class Account(msgspec.Struct, array_like=True, frozen=True, gc=False):

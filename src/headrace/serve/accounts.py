@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 
 class PrefillChunk(Struct, frozen=True, kw_only=True):
-    """One step's part of the prompt: where from, how much, the step's time, this choice's share of it, others in it."""
+    """One step's part of the prompt: where from, how much, the step's time, this choice's share of it, others in it.
+
+    at_ms: when the step began, since arrival.
+    """
 
     start: int
     tokens: int
+    at_ms: float
     ms: float
     share: float
     mates: int
@@ -113,8 +117,8 @@ def _timings(account: Account, stream: Stream, choice: int, tokens: int) -> Timi
         decode_ms=decode,
         total_ms=1e3 * account.queue + prefill + decode,
         prefill=[
-            PrefillChunk(start=start, tokens=count, ms=1e3 * seconds, share=share, mates=mates)
-            for start, count, seconds, share, mates in account.chunks
+            PrefillChunk(start=start, tokens=count, at_ms=1e3 * at, ms=1e3 * seconds, share=share, mates=mates)
+            for start, count, seconds, share, mates, at in account.chunks
         ],
         decode_steps=account.decode_steps,
         batch_mates=BatchMates(mean=account.mean_mates, max=account.most_mates),

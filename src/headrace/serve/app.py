@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 MAX_TRACE = 100_000
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+# Newer FastAPI would send traces, metrics and logs of its own where the environment has a collector.
+_SILENT: Any = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+
 _HEALTH = Operation("Whether requests can be served.", answer=Health)
 _MODEL = Operation("One of the names that are served.", answer=ModelCard, path={"id": text()}, errors=(404,))
 _TRACE = Operation(
@@ -84,6 +87,7 @@ class App:
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,
+            telemetry=_SILENT,
         )
 
     @functools.cached_property

@@ -69,6 +69,10 @@ class Entry:
                 if len(before) <= self._journal.most:
                     self._texts[prompt, delta.index] = before + delta.text
 
+    def failed(self, error: Exception) -> None:
+        """It did not end well."""
+        self._fields["error"] = type(error).__name__
+
     def close(self) -> None:
         """Writes it; once."""
         if self._written:

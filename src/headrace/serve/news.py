@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.base.errors import DeadlinePassed
 from headrace.core.sequence import TIMEOUT
 from headrace.serve.errors import Broken, GoingAway
-from headrace.serve.journal import Entry
 from headrace.serve.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -31,10 +30,20 @@ def _timed_out(delta: Delta) -> bool:
     return delta.finish_reason == "length" and delta.stop_reason == TIMEOUT
 
 
+class Watcher(Protocol):
+    """Keeps what it hears of a request: its line in the log, its trace. The end may come more than once."""
+
+    def saw(self, prompt: int, deltas: Sequence[Delta]) -> None: ...
+
+    def failed(self, error: Exception) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class News:
     """What the engine brings for the prompts of a request. Closing it aborts whatever still runs.
 
-    price_per_hour: of the machine; None: it has none. entry: the request's line in the log; None: it has none.
+    price_per_hour: of the machine; None: it has none. watchers: hear of all of it.
     """
 
     def __init__(
@@ -42,9 +51,9 @@ class News:
         streams: Sequence[Stream],
         metrics: Metrics,
         price_per_hour: float | None = None,
-        entry: Entry | None = None,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
-        self._entry = entry
+        self._watchers = watchers
         self.streams = streams
         self.price_per_hour = price_per_hour
         self._metrics = metrics
@@ -54,11 +63,21 @@ class News:
 
         DeadlinePassed when the time was over before any choice had a token; else what there is stays.
         """
+        try:
+            async with aclosing(self._spoken()) as news:
+                async for item in news:
+                    yield item
+        except Exception as error:
+            for watcher in self._watchers:
+                watcher.failed(error)
+            raise
+
+    async def _spoken(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
         silent: list[tuple[int, list[Delta]]] | None = []  # ends without a word, until there is one
         async with aclosing(self._one(0) if len(self.streams) == 1 else self._several()) as news:
             async for item in news:
-                if self._entry is not None:
-                    self._entry.saw(*item)
+                for watcher in self._watchers:
+                    watcher.saw(*item)
                 if silent is not None:
                     if all(_timed_out(delta) and not delta.token_ids for delta in item[1]):
                         silent.append(item)
@@ -74,8 +93,8 @@ class News:
         """Aborts what still runs."""
         for stream in self.streams:
             await stream.aclose()
-        if self._entry is not None:
-            self._entry.close()
+        for watcher in self._watchers:
+            watcher.close()
 
     async def _one(self, prompt: int) -> AsyncGenerator[tuple[int, list[Delta]], None]:
         async with aclosing(self._metrics.follow(self.streams[prompt])) as news:

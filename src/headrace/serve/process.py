@@ -15,11 +15,12 @@ import ssl
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from headrace.base.errors import EngineError, HeadraceError
+from headrace.base.errors import EngineError, HeadraceError, SettingError
 from headrace.base.log import log, to_stderr
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import Care, EngineClient
@@ -41,7 +42,11 @@ from headrace.serve.service import AppSettings
 from headrace.serve.settings import REASONING_FIELDS, ServeSettings
 from headrace.weights import resolve
 
+if TYPE_CHECKING:
+    from headrace.serve.tracing import Tracing
+
 STATS_SECONDS = 10.0
+TRACE_SECONDS = 2.0  # at most, at the end, for the last traces to be sent
 LINGER_SECONDS = 0.5  # after the engine's death, for clients and health checks to hear of it
 
 
@@ -91,6 +96,7 @@ class _Process:
         )
         self._app = front(self._gate, keys, cors, metrics_open=settings.metrics_without_key)
         self._tls = tls
+        self._tracing = tracing_of(settings)
         self._asked = asyncio.Event()  # to go
         self._hurry = asyncio.Event()  # to go at once
 
@@ -129,6 +135,8 @@ class _Process:
         try:
             return await self._serve(engine, sock)
         finally:
+            if self._tracing is not None:
+                self._tracing.close(TRACE_SECONDS)
             await engine.close(1.0 if self._hurry.is_set() else 5.0)
 
     async def _unless_asked(self, work: Coroutine[Any, Any, EngineClient]) -> EngineClient | None:
@@ -145,7 +153,7 @@ class _Process:
 
     async def _serve(self, engine: EngineClient, sock: socket.socket) -> int:
         app = App(engine, _app_settings(self._engine_settings, self._settings))
-        self._gate.open(app.routes)
+        self._gate.open(app.routes if self._tracing is None else self._tracing.over(app.routes, app.names[0]))
         _say_ready(engine, app, sock, self._settings)
         reporting = None if self._settings.disable_log_stats else asyncio.ensure_future(_report(engine))
         await _first(self._asked.wait(), engine.stopped.wait())
@@ -169,6 +177,23 @@ class _Process:
         with suppress(TimeoutError):
             await asyncio.wait_for(app.desk.idle.wait(), LINGER_SECONDS)
         return 1 if died else 0
+
+
+def tracing_of(settings: ServeSettings) -> Tracing | None:
+    """What sends traces, if anything shall. Its libraries are an extra: they are imported here alone."""
+    if settings.otlp_traces_endpoint is None:
+        return None
+    try:
+        made: Tracing = import_module("headrace.serve.tracing").Tracing(
+            settings.otlp_traces_endpoint, settings.price_per_hour
+        )
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("opentelemetry"):
+            raise
+        raise SettingError(
+            "otlp_traces_endpoint needs the extra `otel`: pip install 'headrace[otel]'", param="otlp_traces_endpoint"
+        ) from None
+    return made
 
 
 def _app_settings(engine: EngineSettings, settings: ServeSettings) -> AppSettings:

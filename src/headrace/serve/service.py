@@ -31,7 +31,7 @@ from headrace.serve.fields import MILLISECONDS
 from headrace.serve.http import MAX_BODY, EventStream, json_response, read_json, rename
 from headrace.serve.journal import Journal
 from headrace.serve.metrics import Metrics
-from headrace.serve.news import News
+from headrace.serve.news import News, Watcher
 from headrace.serve.prompts import Conversation, Prompts
 from headrace.serve.requests import Asked, Limits
 from headrace.serve.tools import Tool, ToolUse, demand
@@ -41,6 +41,7 @@ from headrace.text.dialect import dialect_of
 
 if TYPE_CHECKING:
     from headrace.engine.client import EngineClient, Stream
+    from headrace.serve.tracing import Trace
     from headrace.text import Tokenizer
 
 _T = TypeVar("_T")
@@ -123,7 +124,7 @@ class Service:
         )
         with renamed(asked.form_names):
             grammar = await self.engine.grammar(asked.params)
-        n = asked.params.n
+        n, trace = asked.params.n, trace_of(request)
         streams: list[Stream] = []
         try:
             with self.engine.queue.room(n * len(prompts), n * sum(map(len, prompts))) as room:
@@ -131,7 +132,7 @@ class Service:
                     name = base if len(prompts) == 1 else f"{base}-{i}"
                     params = dataclasses.replace(asked.params)
                     stream = self.engine.submit(ids, params, request_id=name, terms=terms, room=room, grammar=grammar)
-                    stream.accounted = asked.timings or self.settings.price_per_hour is not None
+                    stream.accounted = asked.timings or self.settings.price_per_hour is not None or trace is not None
                     stream.token_times = {} if asked.timings else None
                     streams.append(stream)
                     await asyncio.sleep(0)  # many long prompts take a while, and others wait for the event loop
@@ -139,12 +140,13 @@ class Service:
             for stream in streams:
                 await stream.aclose()
             raise
-        entry = (
-            self._journal.entry(id, caller.name, asked.stream, asked.params, prompts)
-            if self.settings.log_requests
-            else None
-        )
-        return id, News(streams, self.metrics, self.settings.price_per_hour, entry)
+        watchers: list[Watcher] = []
+        if self.settings.log_requests:
+            watchers.append(self._journal.entry(id, caller.name, asked.stream, asked.params, prompts))
+        if trace is not None:
+            trace.submitted(id, request.state.request_id, caller.name, asked.params, streams)
+            watchers.append(trace)
+        return id, News(streams, self.metrics, self.settings.price_per_hour, watchers)
 
     async def turns(self, conversation: Conversation, asked: Asked, prompt: Sequence[int]) -> Callable[[], Turn]:
         """Makes what takes a choice's text apart; `asked.params` get what the sampler must enforce.
@@ -197,6 +199,12 @@ class Service:
         finally:
             await reply.news.aclose()
         return json_response(body)
+
+
+def trace_of(request: Request) -> Trace | None:
+    """What `serve.tracing` has begun for it; None where nobody asked for traces."""
+    trace: Trace | None = getattr(request.state, "trace", None)
+    return trace
 
 
 def _deadline(request: Request, timeout_ms: int | None) -> float:

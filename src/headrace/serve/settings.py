@@ -44,6 +44,7 @@ class ServeSettings:
     log_format: "human" or "json", one object a line. disable_log_stats: no line of figures every ten seconds.
     enable_log_requests: a line for each request, without texts. enable_log_outputs: with its prompt and its answer, at
         most max_log_len characters of each.
+    otlp_traces_endpoint: URL of a collector that gets a trace of each request (`serve.tracing`); None: nobody does.
     """
 
     host: str = "127.0.0.1"
@@ -78,6 +79,7 @@ class ServeSettings:
     enable_log_outputs: bool = False
     max_log_len: int = 1000
     disable_log_stats: bool = False
+    otlp_traces_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if self.reasoning_field not in REASONING_FIELDS:
