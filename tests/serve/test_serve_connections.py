@@ -198,6 +198,10 @@ async def test_pipelined_requests_are_answered_in_turn_and_not_without_end(port:
         (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\ncontent-length: 3\r\n\r\nabc", b"400"),
         (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b"400"),
         (b"GET / HTTP/1.1\r\nhost: x\r\na\x00b: c\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nhost: x\r\nhost: x\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n", b"400"),
+        (b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n", b"400"),
     ],
 )
 async def test_what_is_no_request(port: int, bytes_: bytes, status: bytes) -> None:
@@ -209,6 +213,53 @@ async def test_what_is_no_request(port: int, bytes_: bytes, status: bytes) -> No
     if answer and status == b"400" and b"application/json" in answer:
         assert b'"error"' in answer
     await good(port)
+
+
+async def test_http_1_0_needs_no_host(port: int) -> None:
+    line = await Line.to(port)
+    await line.send(b"GET /health HTTP/1.0\r\n\r\n")
+    assert b" 200 " in (await line.rest()).split(b"\r\n")[0]
+
+
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAA\r\n\r\n"
+WHOLE = b'{"prompt": "x", "max_tokens": 4, "temperature": 0}'
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+@pytest.mark.parametrize("pieces", [1, 2, 60])
+async def test_who_would_rather_speak_http_2_is_answered_in_http_1(port: int, pieces: int, chunked: bool) -> None:
+    """As Java's client asks, unless told not to. What follows is answered, too; a body is never taken for a request."""
+    if chunked:
+        head = (POST % 0).replace(b"content-length: 0", b"transfer-encoding: chunked").removesuffix(b"\r\n")
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(WHOLE), WHOLE)
+    else:
+        head, body = (POST % len(WHOLE)).removesuffix(b"\r\n"), WHOLE
+    smuggled = (POST % len(GOOD)).removesuffix(b"\r\n") + H2C + GOOD
+    data = head + H2C + body + GOOD + smuggled + GOOD
+    line, size = await Line.to(port), -(-len(data) // pieces)
+    for at in range(0, len(data), size):
+        await line.send(data[at : at + size])
+        await asyncio.sleep(0)
+    status, answer = await line.answer()
+    assert status == 200
+    assert b'"finish_reason":"length"' in answer
+    assert [(await line.answer())[0] for _ in range(3)] == [200, 400, 200]
+    await good(port)
+
+
+async def test_a_wish_for_websockets_changes_nothing(port: int) -> None:
+    line = await Line.to(port)
+    await line.send(GOOD.removesuffix(b"\r\n") + b"connection: upgrade\r\nupgrade: websocket\r\n\r\n" + GOOD)
+    assert [(await line.answer())[0] for _ in range(2)] == [200, 200]
+
+
+async def test_spaces_around_values_are_none_of_them(port: int) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type:\tapplication/json \r\ncontent-length:  %d \r\n"
+    line = await Line.to(port)
+    await line.send(head % len(WHOLE) + b"x-request-timeout-ms: 60000 \t\r\nx-request-id:  mine \r\n\r\n" + WHOLE)
+    status, answer = await line.answer()
+    assert status == 200
+    assert b'"id":"cmpl-mine"' in answer
 
 
 async def test_a_long_body_does_not_count_as_the_next_head(port: int) -> None:

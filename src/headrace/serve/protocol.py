@@ -10,6 +10,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Any
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.serve.errors import Problem
@@ -33,11 +34,49 @@ _FULL = Problem(
 )
 
 
+class NoUpgrade:
+    """A parser of requests that ignores wishes for another protocol (h2c, WebSocket), as RFC 9110, 7.8 allows.
+
+    httptools ends a request with such a head, and would take its body for the next request. Here what it reads of the
+    head is put together again without the wish, for a new parser that goes on from there.
+    """
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self._protocol = protocol
+        self._parser = self._new()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> None:
+        """As httptools does it, but for the upgrade."""
+        try:
+            self._parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            head = self._head()
+            self._parser = self._new()
+            self._parser.feed_data(head)
+            self.feed_data(data[upgrade.args[0] :])
+
+    def _new(self) -> HttpRequestParser:
+        """It answers a last request even if more comes after it."""
+        parser = HttpRequestParser(self._protocol)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def _head(self) -> bytes:
+        protocol, parser = self._protocol, self._parser
+        first = b"%b %b HTTP/%b" % (parser.get_method(), protocol.url, parser.get_http_version().encode())
+        kept = [b"%b: %b" % (name, value) for name, value in protocol.headers if name != b"upgrade"]
+        return b"\r\n".join([first, *kept, b"", b""])
+
+
 class Protocol11(HttpToolsProtocol):
     """most: connections that are held at once; what comes beyond is answered 503."""
 
     def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = NoUpgrade(self)  # type: ignore[assignment]
         self._most = most
         self._head_bytes = 0
         self._in_head = True  # or between two requests
@@ -71,16 +110,29 @@ class Protocol11(HttpToolsProtocol):
         elif self._timer is None:
             self._arm(HEAD_SECONDS)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Spaces around a value are none of it (RFC 9110, 5.5)."""
+        super().on_header(name, value.strip(b" \t"))
+
     def on_headers_complete(self) -> None:
         """The body comes next. An exception here ends the connection with 400."""
+        if self.parser.get_method() == b"CONNECT":
+            raise ValueError("this is no proxy")
+        if self.parser.should_upgrade():
+            return  # the head comes once more
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("too many pipelined requests")
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            raise ValueError("a request names one host (RFC 9112, 3.2)")
         self._in_head, self._head_bytes = False, 0
         self._arm(BODY_SECONDS + _LONGER_BODY_SECONDS)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """What comes next is another head, and until then it is uvicorn that waits."""
+        if self.parser.should_upgrade():
+            return
         self._in_head, self._head_bytes = True, 0
         self._disarm()
         super().on_message_complete()
