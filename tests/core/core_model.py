@@ -57,14 +57,20 @@ class PagedModel:
     def _item(self, item: Scheduled) -> list[int]:
         s = item.sequence
         self._look_at_table(s)
+        tokens = [*s.tokens, *item.draft]
         for p in range(item.start, item.start + item.count):
             before = self._at(s, p - 1) if p else 1
             page = self.memory[s.pages[p // self.size]]
             assert p % self.size or page == [None] * self.size, "a page was taken and not named as fresh"
-            page[p % self.size] = step(before, s.tokens[p])
+            page[p % self.size] = step(before, tokens[p])
         if not item.sample:
             return []
         numbers = [self._at(s, p) for p in range(item.start + item.count)]
+        if item.draft:
+            first = len(numbers) - len(item.draft)
+            drawn = [draw(numbers[: first + n], s.seed) for n in range(len(item.draft) + 1)]
+            right = [a == b for a, b in zip(drawn, item.draft, strict=False)]
+            return drawn[: (*right, False).index(False) + 1]
         new: list[int] = []
         for _ in range(self.burst()):
             new.append(draw(numbers, s.seed))
@@ -119,7 +125,8 @@ def check_batch(limits: Limits, batch: Batch) -> None:
     assert not {i.sequence.id for i in batch.items} & {s.id for s in batch.preempted}
     for item in batch.items:
         assert item.count >= 1 and item.start == item.sequence.computed
-        whole = item.start + item.count == len(item.sequence.tokens)
+        whole = item.start + item.count - len(item.draft) == len(item.sequence.tokens)
+        assert not item.draft or (item.count == 1 + len(item.draft) and item.start + item.count < item.sequence.max_len)
         assert item.sample == (whole and item.sequence.params.max_tokens != 0)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from core_model import PagedModel, ask, check_batch, drain
+from core_model import PagedModel, answer, ask, check_batch, drain
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -95,11 +95,18 @@ class Operations(RuleBasedStateMachine):
             assert self.scheduler.abort(s.id) == alive
         assert not self.scheduler.abort(s.id)
 
-    @rule()
-    def schedule(self) -> None:
+    @rule(guesses=st.lists(st.lists(st.integers(0, 39), max_size=4).map(tuple), max_size=5), known=st.booleans())
+    def schedule(self, guesses: list[tuple[int, ...]], known: bool) -> None:
         self.batch = self.scheduler.schedule()
         assert (self.batch is None) == (not self.scheduler.has_work)
         if self.batch is not None:
+            held = {s.id: s.pages.copy() for s in self.accepted}
+            able = [i for i in self.batch.items if i.sample and i.count == 1 and self.limits.kv_cache]
+            pairs = list(zip(able, guesses, strict=False))
+            if known:
+                pairs = [(item, tuple(answer(item.sequence.tokens, item.sequence.seed, len(g)))) for item, g in pairs]
+            self.scheduler.draft(self.batch, pairs)
+            assert all(s.pages[: len(held[s.id])] == held[s.id] for s in self.accepted), "a draft has taken a page"
             check_batch(self.limits, self.batch)
 
     @precondition(lambda self: self.batch is not None)

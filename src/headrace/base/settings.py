@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headrace.base.errors import SettingError
+from headrace.base.speculation import Speculation
 
 PAGE = 32  # tokens of a KV page
 
@@ -41,6 +42,8 @@ class EngineSettings:
     backend: "cpu", or "reference" (numpy, slow: the specification).
     dtype: what the inputs of bf16 weights are: "float32" (and "auto"), or "bfloat16": up to twice as fast, less exact.
     measure_roof: look at the start at what the machine gives at best, so that metrics tell how near to it steps are.
+    speculative_config: how tokens are guessed ahead of the model, by vLLM's keys (see `Speculation`); None: not at all.
+        It changes how fast answers come, never what they are. Without a KV cache it does nothing.
     isa: one of ISAS; "" takes the best of the machine, or the environment's HEADRACE_ISA.
     """
 
@@ -66,12 +69,15 @@ class EngineSettings:
     isa: str = ""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     measure_roof: bool = False
+    speculative_config: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name, (ok, wanted) in _RULES.items():
             value = getattr(self, name)
             if not ok(value):
                 raise SettingError(f"{name} must be {wanted}, got {value!r}", param=name)
+        if self.speculative_config is not None:
+            Speculation.of(self.speculative_config)
 
     @classmethod
     def of(cls, model: str | None = None, **settings: Any) -> EngineSettings:
@@ -130,6 +136,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "kv_cache": (_flag, "true or false"),
     "backend": (lambda v: v in ("cpu", "reference"), "'cpu' or 'reference'"),
     "measure_roof": (_flag, "true or false"),
+    "speculative_config": (_optional(_names), "an object such as {'method': 'suffix'}"),
     "isa": (lambda v: v in ("", *ISAS), f"one of {', '.join(ISAS)}, or empty for the best"),
     "dtype": (lambda v: v in ("auto", "float32", "bfloat16"), "'auto', 'float32' or 'bfloat16'"),
 }

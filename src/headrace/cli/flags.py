@@ -89,6 +89,7 @@ ENGINE_FLAGS: FlagTable = {
     "kv_cache": (bool, {}, "Off: compute the whole sequence at each step, to compare."),
     "backend": (str, {"metavar": "cpu|reference"}, "reference: numpy, slow, the specification."),
     "dtype": (str, {"metavar": "auto|float32|bfloat16"}, "Inputs of bf16 weights: bfloat16 is faster, less exact."),
+    "speculative_config": (dict | None, _JSON, 'Guess tokens ahead, such as {"method": "suffix"}.'),
     "measure_roof": (bool, {}, "Measure the machine first (0.3 s): metrics then tell the share of its roof."),
     "isa": (str, {"metavar": "|".join(ISAS)}, "Force an instruction set; empty: the best there is."),
 }

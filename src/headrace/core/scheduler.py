@@ -19,7 +19,7 @@ is admitted, again after each preemption; and as only so many ever rank before i
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
@@ -75,12 +75,16 @@ class Limits:
 
 @dataclass(slots=True)
 class Scheduled:
-    """`count` tokens of a sequence from position `start`; `sample`: the last row's logits yield a token."""
+    """`count` tokens of a sequence from position `start`; `sample`: the last row's logits yield a token.
+
+    draft: the last of these tokens, if they are only guessed: the row before each of them, and its own, yield tokens.
+    """
 
     sequence: Sequence
     start: int
     count: int
     sample: bool
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -201,6 +205,27 @@ class Scheduler:
             return None
         self._steps += 1
         return batch
+
+    def draft(self, batch: Batch, guesses: Iterable[tuple[Scheduled, tuple[int, ...]]]) -> None:
+        """Let items of the batch that was just scheduled compute guessed tokens besides, as many of each as fit.
+
+        They get what the step has left of rows and pages, and nobody gives way to a guess. What would come after the
+        end of a sequence is left out. Items: those that lack one token and draw.
+        """
+        assert batch is self._open
+        for item, tokens in guesses:
+            sequence = item.sequence
+            assert item.sample and item.count == 1 and self.limits.kv_cache
+            end = item.start + 1
+            most = min(self._left, sequence.max_len - end - 1, self._room(sequence) - end)
+            most = next(
+                (n for n, token in enumerate(tokens[:most]) if token in sequence.stop_ids), min(most, len(tokens))
+            )
+            if most > 0:
+                item.draft = tokens[:most]
+                item.count += most
+                self._left -= most
+                self._grow(batch, sequence, end + most)
 
     def commit(self, batch: Batch, outcome: Outcome) -> list[Sequence]:
         """Take in a step's outcome; the sequences that ended by it. Those ended since `schedule` are left alone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -51,6 +52,12 @@ class Constraint(Protocol):
 
     def accept(self, token: int) -> bool:
         """Take in a token that the mask allowed; False on an error."""
+
+    def copy(self) -> Constraint:
+        """Another one at the same place."""
+
+    def valid(self, tokens: Items[int]) -> int:
+        """How many of these tokens, from the first, may follow one another here."""
 
 
 class Sequence:

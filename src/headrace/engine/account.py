@@ -187,15 +187,16 @@ class Ledger:
 
 
 def _decodes(item: Scheduled) -> bool:
-    """Whether it computes the row of the token drawn last, and nothing else."""
-    return item.count == 1 and item.sample and item.start >= item.sequence.prompt_len
+    """Whether it computes the row of the token drawn last, and what is drafted after it, and nothing else."""
+    own = item.count - len(item.draft)
+    return own == 1 and item.sample and item.start >= item.sequence.prompt_len
 
 
 def _logit_rows(item: Scheduled) -> int:
     sequence = item.sequence
     if sequence.wants_prompt_logprobs and item.start < sequence.prompt_len - 1:
         return min(item.count, sequence.prompt_len - 1 - item.start) + item.sample
-    return int(item.sample)
+    return int(item.sample) + len(item.draft)
 
 
 def _keep(chunks: list[Chunk], chunk: Chunk) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.log import log
 from headrace.base.settings import PAGE, EngineSettings
+from headrace.base.speculation import Speculation
 from headrace.core.scheduler import Batch, Limits, Scheduled, Scheduler
 from headrace.core.sequence import TIMEOUT, Finish, Sequence
 from headrace.core.trace import StepTrace
@@ -22,6 +23,7 @@ from headrace.engine.messages import STEP_TOKENS, Add, ModelInfo, Stats, Update,
 from headrace.program.cost import work
 from headrace.program.roof import Rates
 from headrace.runtime.amounts import Amounts
+from headrace.runtime.draft import Speculator
 from headrace.runtime.load import LoadedModel
 from headrace.runtime.runner import Runner, StepResult, TokenLogprobs
 from headrace.runtime.times import Pace, StepTimes
@@ -66,6 +68,9 @@ class Engine:
         self.runner = Runner(
             model.executor, max_num_seqs=settings.max_num_seqs, context=limits.context, vocab=info.vocab_size
         )
+        self.speculator: Speculator | None = None
+        if settings.speculative_config is not None and settings.kv_cache:
+            self.speculator = Speculator(Speculation.of(settings.speculative_config), self.times)
         self.trace = StepTrace()
         self.ledger = Ledger(self.times)
         self._requests: dict[str, list[Sequence]] = {}
@@ -158,6 +163,8 @@ class Engine:
     def _forget(self, sequence: Sequence) -> None:
         self.runner.forget(sequence)
         self.ledger.drop(sequence)
+        if self.speculator is not None:
+            self.speculator.forget(sequence)
         self._prompt.pop(sequence.id, None)
 
     def _settle(self, request_id: str) -> None:
@@ -174,6 +181,8 @@ class Engine:
         for sequence in batch.preempted:
             self.runner.forget(sequence)
             self.ledger.preempted(sequence)
+        if self.speculator is not None:
+            self.scheduler.draft(batch, self.speculator.guesses(batch.items))
         t1 = time.monotonic()
         try:
             result = self.runner.run(batch)
@@ -185,9 +194,11 @@ class Engine:
         t2 = time.monotonic()
         self._charge(batch, t0, t1, t2, again=result.again)
         ended = self.scheduler.commit(batch, result.outcome)
+        if self.speculator is not None:
+            self.speculator.learn(batch.items)
         for item in batch.items:
             sequence = item.sequence
-            new = sequence.tokens[item.start + item.count :] if item.sample else []
+            new = sequence.tokens[item.start + item.count - len(item.draft) :] if item.sample else []
             if item.start < sequence.prompt_len:
                 self._note_prompt(item, new, t2, result)
             if new or sequence.finish is not None:

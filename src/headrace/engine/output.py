@@ -5,8 +5,10 @@ Owes: detokenizing, stop strings, log-probabilities as people read them. Does no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from headrace.core.sampling import SamplingParams
 from headrace.core.sequence import stop_ids_of
@@ -129,6 +131,17 @@ class ChoiceText:
 
     def push(self, update: Update) -> Delta:
         """The news in an update. A stop string ends the choice here, before the engine knows."""
+        if self._stops is None or len(update.tokens) < 2:
+            return self._push(update)
+        first, *rest = _singly(update)
+        delta = self._push(first)
+        for each in rest:
+            if self.finished:  # what was drawn after the token that completed a stop string is not of the answer
+                break
+            delta = delta.then(self._push(each))
+        return delta
+
+    def _push(self, update: Update) -> Delta:
         delta = Delta(self._index, "", update.tokens)
         if update.logprobs is not None:
             delta.logprobs = [readable(entry, self._tokenizer) for entry in update.logprobs]
@@ -158,6 +171,17 @@ class ChoiceText:
         if stop is None and update.reason is not None:
             text += self._stops.finish()
         return text, stop
+
+
+def _singly(update: Update) -> Iterator[Update]:
+    """An update of several tokens as so many of one; how it ends is told with the last."""
+    last = len(update.tokens) - 1
+    for i, token in enumerate(update.tokens):
+        logprobs = None if update.logprobs is None else update.logprobs[i : i + 1]
+        if i == last:
+            yield msgspec.structs.replace(update, tokens=[token], logprobs=logprobs)
+        else:
+            yield Update(update.request_id, update.choice, [token], logprobs)
 
 
 def readable(entry: WireLogprobs, tokenizer: Tokenizer) -> Logprobs:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from headrace.backends import Executor
 from headrace.base.settings import PAGE
 from headrace.core.scheduler import Batch, Outcome, Scheduled
-from headrace.core.sequence import Sequence
+from headrace.core.sequence import Constraint, Sequence
 from headrace.program.step import Sampled, Sampling, Step
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
+Tokens = tuple[int, ...]
 
 NOT_FINITE = "the model's logits are not finite numbers: the weights or the activations overflowed"
 NONE_ALLOWED = "no token is allowed here: allowed_token_ids, logit_bias, bad words and the grammar forbid them all"
@@ -93,9 +94,8 @@ class _Slot:
         """Whether some ids are not allowed at all."""
         return self.mask is not None or self.sequence.constraint is not None
 
-    def allow(self, row: I32) -> None:
+    def allow(self, row: I32, constraint: Constraint | None) -> None:
         """Write what may come next as a row of masks: nothing, where the constraint has met a limit."""
-        constraint = self.sequence.constraint
         if constraint is None:
             row[:] = -1
         elif not constraint.mask(row):
@@ -107,12 +107,16 @@ class _Slot:
         s = self.sequence
         return bool(len(self.static[0]) or self.bans or (s.generated < s.params.min_tokens and s.stop_ids))
 
-    def biases(self) -> tuple[I32, F32]:
-        """Ids and what their logits gain now: the request's own, stop ids before min_tokens, ends of bad words."""
+    def biases(self, ahead: Tokens = ()) -> tuple[I32, F32]:
+        """Ids and what their logits gain: the request's own, stop ids before min_tokens, ends of bad words.
+
+        ahead: drafted tokens after the sequence's own.
+        """
         s = self.sequence
-        banned: set[int] = set(s.stop_ids) if s.generated < s.params.min_tokens else set()
+        banned: set[int] = set(s.stop_ids) if s.generated + len(ahead) < s.params.min_tokens else set()
         for word in self.bans:
-            if s.tokens[len(s.tokens) - len(word) + 1 :] == word[:-1]:
+            before = len(word) - 1
+            if [*s.tokens[max(len(s.tokens) - before, 0) :], *ahead][-before:] == word[:-1]:
                 banned.add(word[-1])
         if not banned:
             return self.static
@@ -123,14 +127,23 @@ class _Slot:
             (values[keep], np.full(len(extra), -np.inf, np.float32))
         )
 
-    def penalties(self) -> tuple[I32, I32]:
-        """Ids seen in prompt or output, and how often in the output."""
+    def penalties(self, ahead: Tokens = ()) -> tuple[I32, I32]:
+        """Ids seen in prompt or output, and how often in the output; `ahead` as for `biases`."""
         assert self.counts is not None
-        for token in self.sequence.tokens[self.counted :]:
-            self.counts[token] = self.counts.get(token, 0) + 1
+        _count(self.sequence.tokens[self.counted :], self.counts)
         self.counted = len(self.sequence.tokens)
-        n = len(self.counts)
-        return np.fromiter(self.counts, np.int32, n), np.fromiter(self.counts.values(), np.int32, n)
+        counts = self.counts
+        if ahead:
+            _count(ahead, counts := counts.copy())
+        n = len(counts)
+        return np.fromiter(counts, np.int32, n), np.fromiter(counts.values(), np.int32, n)
+
+
+class _Draw(NamedTuple):
+    """A row that draws a token: for whom, and after which drafted tokens."""
+
+    slot: _Slot
+    ahead: Tokens
 
 
 class Runner:
@@ -214,6 +227,7 @@ class Runner:
                 tokens.append(item.sequence.tokens[item.start])
             else:
                 tokens += item.sequence.tokens[item.start : item.start + item.count]
+                tokens += item.draft
             starts.append(item.start)
             ends.append(len(tokens))
         count = len(items)
@@ -273,11 +287,14 @@ class Runner:
                 target[r] = token
                 settings["logprobs"][r] = self._wanted(items[i].sequence.params.prompt_logprobs)
         rows.scored = bool(len(which)) and int(settings["logprobs"].max()) >= 0
-        own = [slots[i] if token < 0 else None for i, token in zip(rows.item, rows.target, strict=True)]
-        bias = _csr([s.biases() if s and s.biased() else None for s in own], np.float32)
-        penalty = _csr([s.penalties() if s and s.counts is not None else None for s in own], np.int32)
+        own = [
+            _Draw(slots[i], items[i].draft[:ahead]) if ahead >= 0 else None
+            for i, ahead in zip(rows.item, rows.ahead, strict=True)
+        ]
+        bias = _csr([d.slot.biases(d.ahead) if d and d.slot.biased() else None for d in own], np.float32)
+        penalty = _csr([d.slot.penalties(d.ahead) if d and d.slot.counts is not None else None for d in own], np.int32)
         mask_rows, masks = _masks(own, self._vocab)
-        rows.constrained = [r for r, s in enumerate(own) if s and s.sequence.constraint is not None]
+        rows.constrained = [r for r, d in enumerate(own) if d and d.slot.sequence.constraint is not None]
         return Sampling(
             **settings,
             position=np.array(rows.position, np.int32) + np.int32(1),
@@ -297,27 +314,30 @@ class Runner:
             tokens = [[] for _ in batch.items]
             for r, i in enumerate(rows.item):
                 if rows.target[r] < 0:
-                    tokens[i] = [drawn[r]]
+                    tokens[i].append(drawn[r])
         result = StepResult(Outcome(tokens))
+        if rows.drafted:
+            _drop_rejected(batch.items, rows, tokens, out.status.tolist())
         for r, status in enumerate(out.status.tolist()):
-            if status:
+            if status and rows.counts(r, tokens):
                 sequence = batch.items[rows.item[r]].sequence
                 result.outcome.errors.setdefault(sequence.id, _ERRORS[status])
         for r in rows.constrained:
             i = rows.item[r]
-            if not _walk(batch.items[i].sequence, drawn[r], result.outcome):
-                tokens[i] = []
+            if rows.counts(r, tokens):
+                _walk(batch.items[i].sequence, tokens[i], max(rows.ahead[r], 0), result.outcome)
         if rows.scored:
             self._logprobs(batch, rows, out, result)
         if out.logits is not None:
             for r, i in enumerate(rows.item):
-                result.logits[batch.items[i].sequence.id, rows.position[r]] = out.logits[r]
+                if rows.counts(r, tokens):
+                    result.logits[batch.items[i].sequence.id, rows.position[r]] = out.logits[r]
         return result
 
     def _logprobs(self, batch: Batch, rows: _Rows, out: Sampled, result: StepResult) -> None:
         wanted = rows.step.sampling.logprobs.tolist()
         for r, i in enumerate(rows.item):
-            if wanted[r] < 0:
+            if wanted[r] < 0 or not rows.counts(r, result.outcome.tokens):
                 continue
             n = wanted[r]
             top = zip(out.top_ids[r, :n].tolist(), out.top_logprobs[r, :n].tolist(), strict=True)
@@ -334,13 +354,16 @@ class Runner:
 class _Rows:
     """The rows whose logits are wanted: place in the step, item, position, and the token to score (-1: sample).
 
-    slots, pages [items, width]: of the items. steady: each item has one row and draws by settings that stay, so that
-    the next step may continue this one, with the same `sequences`. scored: somebody wants log-probabilities.
-    constrained: rows whose sequences have a constraint.
+    ahead: drafted tokens that the row comes after; -1 where a token is scored. drafted: some row has any. slots,
+    pages [items, width]: of the items. steady: each item has one row and draws by settings that stay, so that the next
+    step may continue this one, with the same `sequences`. scored: somebody wants log-probabilities. constrained: rows
+    whose sequences have a constraint.
     """
 
     __slots__ = (
+        "ahead",
         "constrained",
+        "drafted",
         "item",
         "pages",
         "position",
@@ -354,7 +377,7 @@ class _Rows:
     )
 
     def __init__(self) -> None:
-        self.scored = self.steady = False
+        self.scored = self.steady = self.drafted = False
         self.constrained: list[int] = []
         self.sequences: list[Sequence] = []
         self.slots: list[_Slot]
@@ -363,31 +386,59 @@ class _Rows:
         self.item: list[int] = []
         self.position: list[int] = []
         self.target: list[int] = []
+        self.ahead: list[int] = []
         self.step: Step
 
-    def add(self, row: int, item: int, position: int, target: int) -> None:
+    def add(self, row: int, item: int, position: int, target: int, ahead: int) -> None:
         self.row.append(row)
         self.item.append(item)
         self.position.append(position)
         self.target.append(target)
+        self.ahead.append(ahead)
+
+    def counts(self, r: int, tokens: list[list[int]]) -> bool:
+        """Whether what the row gave is of use: all that was drafted before it was right. tokens: left of each item."""
+        ahead = self.ahead[r]
+        return ahead <= 0 or ahead < len(tokens[self.item[r]])
 
 
-def _walk(sequence: Sequence, token: int, outcome: Outcome) -> bool:
-    """Take a drawn token into its sequence's constraint; False if there is none, as only an end was possible."""
+def _drop_rejected(items: list[Scheduled], rows: _Rows, tokens: list[list[int]], status: list[int]) -> None:
+    """Leave of each item's tokens those whose row came after right guesses only.
+
+    A row without a right token ends them too: it will be the first of the next step, and speak for itself.
+    """
+    for r, (i, ahead) in enumerate(zip(rows.item, rows.ahead, strict=True)):
+        if (
+            ahead > 0
+            and ahead < len(tokens[i])
+            and (status[r] or status[r - 1] or tokens[i][ahead - 1] != items[i].draft[ahead - 1])
+        ):
+            del tokens[i][ahead:]
+
+
+def _walk(sequence: Sequence, tokens: list[int], at: int, outcome: Outcome) -> None:
+    """Take the token at `at` of those that were drawn into the sequence's constraint; drop what cannot follow.
+
+    None is left where only an end was possible.
+    """
     constraint = sequence.constraint
     assert constraint is not None
     error = outcome.errors.get(sequence.id)
     if error == NONE_ALLOWED and constraint.error is None and constraint.complete:
         del outcome.errors[sequence.id]
         outcome.stopped.add(sequence.id)
-        return False
-    if error is None and token not in sequence.stop_ids:
-        constraint.accept(token)
+        tokens.clear()
+        return
+    if error is None and tokens[at] not in sequence.stop_ids:
+        constraint.accept(tokens[at])
         if constraint.stopped:
             outcome.stopped.add(sequence.id)
+            del tokens[at + 1 :]
     if constraint.error is not None:
-        outcome.errors[sequence.id] = TOO_COMPLEX
-    return True
+        if at:  # the tokens before it stand; the next step meets the error at once
+            del tokens[at:]
+        else:
+            outcome.errors[sequence.id] = TOO_COMPLEX
 
 
 def _logit_rows(items: list[Scheduled], ends: list[int]) -> _Rows:
@@ -397,9 +448,13 @@ def _logit_rows(items: list[Scheduled], ends: list[int]) -> _Rows:
         if sequence.wants_prompt_logprobs and item.start < sequence.prompt_len - 1:
             first = ends[i] - item.count - item.start
             for position in range(item.start, min(item.start + item.count, sequence.prompt_len - 1)):
-                rows.add(first + position, i, position, sequence.tokens[position + 1])
-        if item.sample:
-            rows.add(ends[i] - 1, i, item.start + item.count - 1, -1)
+                rows.add(first + position, i, position, sequence.tokens[position + 1], -1)
+        if item.draft:
+            rows.drafted = True
+            for ahead in range(item.count):
+                rows.add(ends[i] - item.count + ahead, i, item.start + ahead, -1, ahead)
+        elif item.sample:
+            rows.add(ends[i] - 1, i, item.start + item.count - 1, -1, 0)
     return rows
 
 
@@ -414,16 +469,35 @@ def _csr(lists: Iterable[tuple[I32, NDArray[Any]] | None], dtype: type) -> tuple
     return indptr, np.concatenate([x[0] for x in some]), np.concatenate([x[1] for x in some]).astype(dtype)
 
 
-def _masks(slots: list[_Slot | None], vocab: int) -> tuple[I32, I32]:
-    rows = np.full(len(slots), -1, np.int32)
-    some = [r for r, s in enumerate(slots) if s is not None and s.masked()]
+def _masks(draws: list[_Draw | None], vocab: int) -> tuple[I32, I32]:
+    rows = np.full(len(draws), -1, np.int32)
+    some = [(r, d) for r, d in enumerate(draws) if d is not None and d.slot.masked()]
     masks = np.zeros((len(some), -(-vocab // 32)), np.int32)
-    for at, r in enumerate(some):
+    walk: Constraint | None = None
+    for at, (r, (slot, ahead)) in enumerate(some):
         rows[r] = at
-        slot = slots[r]
-        assert slot is not None
-        slot.allow(masks[at])
+        walk = _follow(slot.sequence.constraint, walk, ahead)
+        slot.allow(masks[at], walk)
     return rows, masks
+
+
+def _follow(constraint: Constraint | None, walk: Constraint | None, ahead: Tokens) -> Constraint | None:
+    """The constraint after drafted tokens. walk: the same after all of them but the last.
+
+    A copy goes on where a draft begins: what a wrong draft meets must not stay with the sequence.
+    """
+    if constraint is None or not ahead:
+        return constraint
+    if len(ahead) == 1:
+        walk = constraint.copy()
+    assert walk is not None
+    walk.accept(ahead[-1])
+    return walk
+
+
+def _count(tokens: Iterable[int], counts: dict[int, int]) -> None:
+    for token in tokens:
+        counts[token] = counts.get(token, 0) + 1
 
 
 def _bitmask(ids: list[int], vocab: int) -> I32:

@@ -52,6 +52,13 @@ class StepTimes:
         self.refresh()
         return np.asarray(self._factors @ self._parts(items, start, most))
 
+    def drafting(self, items: list[Scheduled], most: int) -> list[float]:
+        """The same with 0 .. `most` drafted tokens, whose rows yield logits too, after the first item's one row."""
+        rows = self.curve(items[1:], items[0].start, most + 1)[1:]
+        each = float(self._factors[3]) * self._work.logit_row * _MAC
+        seconds: list[float] = (rows + each * np.arange(1, most + 2)).tolist()
+        return seconds
+
     def refresh(self) -> None:
         """Take in what was learnt since the last time; 0.2 ms where that is anything."""
         if self._stale:
@@ -93,7 +100,7 @@ class StepTimes:
         parts[0] = w.weight_bytes * _BYTE
         parts[1] = rows * w.row * _MAC
         parts[2] = np.maximum(0.0, rows - HIDDEN) * w.row * _MAC
-        parts[3] = sum([i.sample for i in items]) * w.logit_row * _MAC
+        parts[3] = sum([i.sample + len(i.draft) for i in items]) * w.logit_row * _MAC
         parts[4] = macs * _MAC
         parts[5] = read * _BYTE
         return parts

@@ -1,0 +1,61 @@
+"""How tokens are guessed before the model has computed them: vLLM's `speculative_config`, checked.
+
+Owes: a `SettingError` that names the key for what cannot be. Does not know: how anything is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from headrace.base.errors import SettingError
+
+FIELD = "speculative_config"
+METHODS = ("ngram", "suffix")
+MOST = 16  # tokens that may be drafted after one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Names are vLLM's.
+
+    method: "ngram" goes on as the text did where its last prompt_lookup_min to prompt_lookup_max tokens stood before;
+    "suffix" the same with as many tokens as agree. num_speculative_tokens: the most that are drafted after one token.
+    """
+
+    method: str
+    num_speculative_tokens: int = 8
+    prompt_lookup_min: int = 1
+    prompt_lookup_max: int = 32
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Speculation:
+        """From a setting, such as ``{"method": "suffix"}``."""
+        known = {field.name for field in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise _wrong(str(name)[:60], f"is not known; known: {', '.join(sorted(known))}")
+        if given.get("method") not in METHODS:
+            raise _wrong("method", f"must be one of {', '.join(METHODS)}, got {given.get('method')!r}")
+        config = dict(given)
+        if config["method"] == "ngram":  # vLLM's defaults: one for the other, or 5
+            low, high = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
+            config["prompt_lookup_min"] = low or high or 5
+            config["prompt_lookup_max"] = high or low or 5
+        made = cls(**config)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        bounds = {"num_speculative_tokens": MOST, "prompt_lookup_min": 1024, "prompt_lookup_max": 1024}
+        for name, most in bounds.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise _wrong(name, f"must be from 1 to {most}, got {value!r}")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise _wrong("prompt_lookup_min", f"must be at most prompt_lookup_max ({self.prompt_lookup_max})")
+
+
+def _wrong(name: str, why: str) -> SettingError:
+    return SettingError(f"{FIELD}.{name} {why}", param=f"{FIELD}.{name}")

@@ -1,0 +1,210 @@
+"""Drafts change nothing: whatever is guessed, each request is told the same, and no logits row that counts differs.
+
+Requests of every kind run alone and without drafts; then among others, cut into chunks, on too few pages, while their
+next tokens are guessed: rightly (from the answers that are known), wrongly, partly, at random, and by look-up.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from company import Answer, Call, Recorder, alone, compare, draw_calls, schedule
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import LLM, SamplingParams
+from headrace.core.scheduler import Scheduled
+from headrace.core.sequence import Sequence
+
+PAGE_BYTES = 2 * 2 * 64 * 2 * 32 * 2  # layers, K and V, head size, KV heads, tokens, bytes
+LENGTHS = [1, 2, 31, 33, 64, 100, 257]
+
+
+class Guesser:
+    """In the place of the engine's speculator: guesses from the answers, spoilt at random.
+
+    right: chance that a guess is the answer's. longest: most tokens of a guess.
+    """
+
+    def __init__(self, wanted: list[Answer], rng: random.Random, right: float, longest: int) -> None:
+        self.wanted, self.rng, self.right, self.longest = wanted, rng, right, longest
+        self.drafted = self.accepted = 0
+
+    def guesses(self, items: list[Scheduled]) -> list[tuple[Scheduled, tuple[int, ...]]]:
+        able = [item for item in items if item.count == 1 and item.sample]
+        return [(item, self._guess(item.sequence)) for item in able if self.rng.random() < 0.9]
+
+    def _guess(self, s: Sequence) -> tuple[int, ...]:
+        known: list[int] = []
+        if s.request != "x":  # those are given up, and nobody knows their answers
+            known = self.wanted[int(s.request.rsplit(".", 1)[1])].tokens[s.choice][s.generated :]
+        known = [*known[: self.longest], *([3] * self.longest)][: self.rng.randint(0, self.longest)]
+        return tuple(t if self.rng.random() < self.right else self.rng.randrange(290) for t in known)
+
+    def learn(self, items: Iterable[Scheduled]) -> None:
+        for item in items:
+            said = item.sequence.tokens[item.start + item.count - len(item.draft) :]
+            self.drafted += len(item.draft)
+            self.accepted += sum(a == b for a, b in zip(item.draft, said, strict=False))
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is kept."""
+
+    def of(self, sequence: Sequence) -> tuple[int, int]:
+        return 0, 0
+
+
+def run(path: Path, calls: list[Call], wanted: list[Answer], rng: random.Random, right: float, longest: int,
+        rounds: int = 1, **settings: Any) -> Guesser:  # fmt: skip
+    """Random schedules of the calls under guesses; their answers must be those wanted."""
+    recorder = Recorder(path, **settings)
+    guesser = Guesser(wanted, rng, right, longest)
+    recorder.engine.speculator = guesser  # type: ignore[assignment]
+    for _ in range(rounds):
+        schedule(recorder, calls, rng, [rng.randrange(len(calls)) for _ in range(rng.randint(1, 8))])
+        compare(recorder, wanted)
+    recorder.engine.close()
+    return guesser
+
+
+@pytest.fixture(scope="module")
+def calls() -> list[Call]:
+    return draw_calls(290, 24, 11, LENGTHS, max_tokens=(1, 2, 5, 20, 60))
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny: Path, calls: list[Call]) -> list[Answer]:
+    return alone(tiny, calls)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    right=st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.0]),
+    longest=st.integers(1, 12),
+    chunk=st.sampled_from([1, 2, 9, 33, 512]),
+    pages=st.sampled_from([14, 16, 30]),
+    caching=st.booleans(),
+    static=st.booleans(),
+)
+def test_no_guess_changes_a_bit(
+    tiny: Path, calls: list[Call], wanted: list[Answer],
+    seed: int, right: float, longest: int, chunk: int, pages: int, caching: bool, static: bool,
+) -> None:  # fmt: skip
+    run(tiny, calls, wanted, random.Random(seed), right, longest, max_num_batched_tokens=chunk,
+        kv_cache_memory_bytes=pages * PAGE_BYTES, enable_prefix_caching=caching,
+        batching="static" if static else "continuous")  # fmt: skip
+
+
+@pytest.mark.parametrize("right", [1.0, 0.7])
+def test_guesses_are_used(tiny: Path, calls: list[Call], wanted: list[Answer], right: float) -> None:
+    """The tests above would also pass if no draft were ever verified."""
+    guesser = run(tiny, calls, wanted, random.Random(1), right, 8, rounds=5)
+    assert guesser.drafted > 200
+    assert 0.3 * right < guesser.accepted / guesser.drafted <= (1 if right == 1 else right + 0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_no_guess_changes_a_bit_in_many_schedules(tiny: Path, seed: int) -> None:
+    calls = draw_calls(290, 24, 100 + seed, LENGTHS, max_tokens=(1, 5, 20, 90, 130))
+    wanted = alone(tiny, calls)
+    rng = random.Random(seed)
+    for right, longest in [(1.0, 4), (0.8, 16), (0.0, 3), (0.95, 8)]:
+        run(tiny, calls, wanted, rng, right, longest, rounds=10, threads=rng.randint(1, 2),
+            kv_cache_memory_bytes=16 * PAGE_BYTES, max_num_batched_tokens=rng.choice([3, 40, 512]))  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [
+    {"method": "suffix"},
+    {"method": "suffix", "num_speculative_tokens": 1},
+    {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5, "num_speculative_tokens": 4},
+])  # fmt: skip
+def test_look_ups_change_nothing(tiny: Path, calls: list[Call], wanted: list[Answer], config: dict[str, Any]) -> None:
+    recorder = Recorder(tiny, speculative_config=config)
+    eager(recorder)
+    rng = random.Random(3)
+    for _ in range(3):
+        schedule(recorder, calls, rng, [rng.randrange(len(calls)) for _ in range(6)])
+        compare(recorder, wanted)
+    speculator = recorder.engine.speculator
+    assert speculator is not None and speculator.counts.drafted > 20
+    assert not speculator._trails, "the trails of ended sequences are kept"
+    recorder.engine.close()
+
+
+def eager(recorder: Recorder) -> None:
+    """Let drafted rows cost nothing, so that all guesses are drafted."""
+    recorder.engine.times.drafting = lambda _, most: [1.0] * (most + 1)  # type: ignore[method-assign]
+
+
+LONG = {"max_model_len": 64}
+
+
+@pytest.mark.parametrize("prompt", [1, 10, 59, 60, 62, 63])
+@pytest.mark.parametrize("max_tokens", [1, 2, 4, 5, 6, None])
+def test_no_answer_is_longer_than_it_may_be(tiny: Path, prompt: int, max_tokens: int | None) -> None:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0)
+    call = Call(tuple(3 + i % 7 for i in range(prompt)), params, 0)
+    (wanted,) = alone(tiny, [call], **LONG)
+    run(tiny, [call], [wanted], random.Random(0), 1.0, 5, **LONG)
+    assert len(wanted.tokens[0]) == min(max_tokens or 64, 64 - prompt)
+
+
+@pytest.mark.parametrize("last", [4, 1])
+def test_what_replaces_the_last_wrong_guess_is_drawn_for_its_place(tiny: Path, last: int) -> None:
+    """Always wrong at the last place of the draft; pages are published on the way."""
+
+    class WrongAtLast(Guesser):
+        def _guess(self, s: Sequence) -> tuple[int, ...]:
+            known = self.wanted[0].tokens[0][s.generated :][:last]
+            return (*known[:-1], (known[-1] + 1) % 290) if len(known) == last else ()
+
+    call = Call((5, 6, 7), SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0), 3)
+    wanted = alone(tiny, [call])
+    recorder = Recorder(tiny)
+    guesser = WrongAtLast(wanted, random.Random(0), 1.0, last)
+    recorder.engine.speculator = guesser  # type: ignore[assignment]
+    recorder.add("0.0", call)
+    while recorder.engine.has_work:
+        recorder.step()
+        recorder.engine.scheduler.check()
+    compare(recorder, wanted)
+    assert guesser.drafted > 100 and abs((last - 1) * guesser.drafted - last * guesser.accepted) < last * last
+
+
+def test_tokens_after_a_stop_string_are_not_of_the_answer(tiny: Path) -> None:
+    """A stop string that ends in the middle of what one step accepted."""
+    with LLM(str(tiny)) as llm:
+        base = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=5, logprobs=1)
+        prompt = {"prompt_token_ids": [40, 41, 42]}
+        text = llm.generate([prompt], base, use_tqdm=False)[0].outputs[0]
+        for at in range(4, 16, 3):
+            stop = text.text[at : at + 2]
+            for least in (0, 7):
+                params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=5, logprobs=1,
+                                        stop=[stop], min_tokens=least)  # fmt: skip
+                llm.engine.speculator = None
+                plain = llm.generate([prompt], params, use_tqdm=False)[0].outputs
+                llm.engine.speculator = _Known(text.token_ids)  # type: ignore[assignment]
+                assert llm.generate([prompt], params, use_tqdm=False)[0].outputs == plain
+        assert llm.engine.speculator.used
+
+
+class _Known(Guesser):
+    """Knows the one answer."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer = answer
+        self.rng, self.used = random.Random(0), False
+
+    def _guess(self, s: Sequence) -> tuple[int, ...]:
+        self.used = True
+        return tuple(self.answer[s.generated :][:6])
+
+    def learn(self, items: Iterable[Scheduled]) -> None:
+        """Nothing is learnt."""
