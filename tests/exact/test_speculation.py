@@ -208,3 +208,24 @@ class _Known(Guesser):
 
     def learn(self, items: Iterable[Scheduled]) -> None:
         """Nothing is learnt."""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_forbidden_depends_on_the_guesses_before(tiny: Path, temperature: float) -> None:
+    """Words of two tokens, and ends before min_tokens, that the answer would have in the middle of a draft."""
+    prompt = (40, 41, 42)
+
+    def call(**params: Any) -> Call:
+        return Call(prompt, SamplingParams(max_tokens=30, ignore_eos=True, temperature=temperature, **params), 9)
+
+    (plain,) = alone(tiny, [call()])
+    said = plain.tokens[0]
+    calls = [
+        call(bad_token_ids=[said[3:5], said[6:9], said[12:14]]),
+        call(stop_token_ids=said[2:12:3], min_tokens=9),
+        call(bad_token_ids=[said[4:6]], stop_token_ids=said[3:20:4], min_tokens=11, frequency_penalty=0.5),
+    ]
+    wanted = alone(tiny, calls)
+    assert all(answer.tokens[0] != said for answer in wanted)
+    for longest in (2, 5, 12):
+        run(tiny, calls, wanted, random.Random(longest), 1.0, longest, rounds=2)
