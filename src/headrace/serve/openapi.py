@@ -22,6 +22,12 @@ from headrace.serve.errors import ErrorAnswer
 from headrace.serve.fields import Bounds, Fields, body_schema
 from headrace.serve.version import version
 
+# One server-sent event, as tools read the schema of a stream before OpenAPI 3.2; `x-events`: what its data holds.
+_EVENT: Schema = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 _REFERENCE = "#/components/schemas/{name}"
 _SAYS: Mapping[int, str] = {
     200: "Done.",
@@ -103,7 +109,7 @@ def document(operations: Operations, bounds: Bounds) -> dict[str, Any]:
 def _operation(operation: Operation, bounds: Bounds, of_shape: Mapping[Any, Schema]) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media: {"schema": of_shape.get(operation.answer, {"type": "string"})}}
     if operation.events is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}, "x-events": of_shape[operation.events]}
+        content["text/event-stream"] = {"schema": _EVENT, "x-events": of_shape[operation.events]}
     answers: dict[str, Any] = {"200": {"description": _SAYS[200], "content": content}}
     for status in operation.statuses():
         errors = {"application/json": {"schema": of_shape[operation.error]}}
