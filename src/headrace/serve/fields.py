@@ -258,7 +258,7 @@ _CALL: Final[Schema] = {
 _MESSAGE: Final[Schema] = {
     "type": "object",
     "properties": {
-        "role": {"enum": ["user", "assistant", "system", "developer", "tool"]},
+        "role": {"type": "string", "examples": ["user", "assistant", "system", "developer", "tool"]},
         "content": {"anyOf": [_TEXT_OR_NULL, {"type": "array", "items": _PART}]},
         "name": _TEXT_OR_NULL,
         "tool_calls": {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
