@@ -12,8 +12,6 @@ import argparse
 import inspect
 import json
 import statistics
-import time
-from typing import Any
 
 from headrace import LLM, SamplingParams
 from headrace.base.speculation import Speculation
@@ -21,14 +19,14 @@ from headrace.core import waiting
 from headrace.runtime.draft import Speculator
 
 QUESTIONS = [
-    "What is the difference between a list and a tuple in Python?",
+    "Explain how a hash table works, and when it is slow.",
+    "Write a Python function that merges two sorted lists. Explain it.",
+    "Describe how a TCP connection is opened and closed.",
+    "Compare recursion and iteration, with an example of each in C.",
     "Tell me a short story about a lighthouse keeper.",
     "How do plants turn sunlight into energy?",
-    "Write a haiku about winter, then explain it.",
+    "What is a race condition, and how can it be avoided?",
     "Give me a recipe for a simple vegetable soup.",
-    "Why is the sky blue? Explain it to a child.",
-    "What should I look for when I buy a used bicycle?",
-    "Describe how a TCP connection is opened and closed.",
 ]
 
 
@@ -40,29 +38,36 @@ def conversations(kind: str) -> list[str]:
     code = source[: source.rindex("\n", 0, 1500)]  # some 300 tokens
     names = ["Line", "Queue", "Backlog", "Pending", "Lobby", "Buffer", "Hall", "Room"]
     return [
-        f"Write this Python code again, with the class renamed to {name} and nothing else changed. Answer with the code "
-        f"alone.\n\n```python\n{code}\n```"
+        f"Write this Python code again, with the class renamed to {name} and nothing else changed. Answer with the "
+        f"code alone.\n\n```python\n{code}\n```"
         for name in names
     ]
 
 
-def measure(llm: LLM, texts: list[str], params: SamplingParams, speculator: Speculator | None) -> tuple[float, Any]:
-    """(tokens a second of the steps that decode, answers)"""
+def measure(
+    llm: LLM, texts: list[str], params: SamplingParams, speculator: Speculator | None, together: int
+) -> tuple[float, list[list[int]]]:
+    """(tokens a second of the steps that decode, answers), `together` sequences at a time."""
     engine = llm.engine
     engine.speculator = speculator
-    before = engine.scheduler._steps
-    outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params, use_tqdm=False)
-    records = [r for r in engine.trace if r.number >= before and r.decode_tokens and not r.prefill_tokens]
-    seconds = sum(r.schedule_s + r.run_s + r.commit_s for r in records)
-    tokens = sum(len(o.outputs[0].token_ids) - 1 for o in outputs)
-    return tokens / seconds, [o.outputs[0].token_ids for o in outputs]
+    answers: list[list[int]] = []
+    tokens, seconds = 0, 0.0
+    for at in range(0, len(texts), together):
+        first = engine.stats().steps
+        messages = [[{"role": "user", "content": text}] for text in texts[at : at + together]]
+        outputs = [output.outputs[0].token_ids for output in llm.chat(messages, params, use_tqdm=False)]
+        records = [r for r in engine.trace.since(first) if r.decode_tokens and not r.prefill_tokens]
+        seconds += sum(r.schedule_s + r.run_s + r.commit_s for r in records)
+        tokens += sum(len(ids) - 1 for ids in outputs)
+        answers += outputs
+    return tokens / seconds, answers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--config", type=json.loads, default={"method": "suffix"})
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--kinds", nargs="+", default=["rewrite", "chat"])
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
@@ -73,15 +78,13 @@ def main() -> None:
         for count in args.sequences:
             for temperature in args.temperatures:
                 params = SamplingParams(max_tokens=args.tokens, temperature=temperature, seed=1)
-                texts = conversations(kind)[:count]
-                measure(llm, texts, params, None)  # prompts are cached from now on
+                texts = conversations(kind)
+                measure(llm, texts, params, None, count)  # prompts are cached from now on
                 ratios, rates = [], []
                 speculator = Speculator(Speculation.of(args.config), llm.engine.times)
                 for _ in range(args.rounds):
-                    plain, wanted = measure(llm, texts, params, None)
-                    steps = time.perf_counter()
-                    fast, got = measure(llm, texts, params, speculator)
-                    del steps
+                    plain, wanted = measure(llm, texts, params, None, count)
+                    fast, got = measure(llm, texts, params, speculator, count)
                     assert got == wanted, "the answers differ"
                     ratios.append(fast / plain)
                     rates.append((plain, fast))

@@ -41,14 +41,14 @@ class Speculation:
         config = dict(given)
         if config["method"] == "ngram":  # vLLM's defaults: one for the other, or 5
             low, high = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
-            config["prompt_lookup_min"] = low or high or 5
-            config["prompt_lookup_max"] = high or low or 5
+            both = [value for value in (low, high) if value is not None] or [5]
+            config["prompt_lookup_min"], config["prompt_lookup_max"] = both[0], both[-1]
         made = cls(**config)
         made._check()
         return made
 
     def _check(self) -> None:
-        bounds = {"num_speculative_tokens": MOST, "prompt_lookup_min": 1024, "prompt_lookup_max": 1024}
+        bounds = {"num_speculative_tokens": MOST, "prompt_lookup_max": 1024, "prompt_lookup_min": 1024}
         for name, most in bounds.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

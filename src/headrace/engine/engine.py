@@ -181,8 +181,9 @@ class Engine:
         for sequence in batch.preempted:
             self.runner.forget(sequence)
             self.ledger.preempted(sequence)
-        if self.speculator is not None:
-            self.scheduler.draft(batch, self.speculator.guesses(batch.items))
+        guesses = [] if self.speculator is None else self.speculator.guesses(batch.items)
+        if guesses:
+            self.scheduler.draft(batch, guesses)
         t1 = time.monotonic()
         try:
             result = self.runner.run(batch)
@@ -194,7 +195,7 @@ class Engine:
         t2 = time.monotonic()
         self._charge(batch, t0, t1, t2, again=result.again)
         ended = self.scheduler.commit(batch, result.outcome)
-        if self.speculator is not None:
+        if guesses and self.speculator is not None:
             self.speculator.learn(batch.items)
         for item in batch.items:
             sequence = item.sequence

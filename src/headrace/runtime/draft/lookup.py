@@ -1,15 +1,15 @@
 """Where a text's end stood before: the longest match of its last tokens with any earlier place in it.
 
-Owes: the match that a suffix automaton would find, up to a bound on its length, in a few microseconds for thousands of
-tokens. Does not know: models, what a match is worth.
+Owes: the match that a suffix automaton would find, up to a bound on its length, in a microsecond where one goes on and
+in some ten where it is looked for among thousands of tokens. Does not know: models, what a match is worth.
 
-An automaton takes some 2 us of Python for each token of a prompt, before anybody asks, and 200 bytes; comparing
+An automaton takes some 2 us of Python for each token of a prompt, before anybody asks, and 200 bytes; to compare
 all tokens with the last one takes 1 us for 4,000 of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,38 +18,55 @@ I32 = NDArray[np.int32]
 
 
 class History:
-    """The tokens of a text that grows."""
+    """The tokens of a text that grows, and the place in it that its end agrees with.
 
-    __slots__ = ("_held", "size")
+    length, place: the last `length` tokens stand before position `place` too; 0: no such place is known.
+    """
+
+    __slots__ = ("_held", "length", "place", "size")
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        self.size = 0
-        self._held: I32 = np.empty(0, np.int32)
-        self.extend(tokens)
+        self.size = len(tokens)
+        self.length = self.place = 0
+        self._held: I32 = np.empty(self.size + 64, np.int32)
+        self._held[: self.size] = tokens
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """The text goes on."""
-        size = self.size + len(tokens)
-        if size > len(self._held):
-            held = np.empty(max(2 * len(self._held), size + 64), np.int32)
-            held[: self.size] = self._held[: self.size]
-            self._held = held
-        self._held[self.size : size] = tokens
-        self.size = size
+    def follow(self, tokens: Iterable[int]) -> list[tuple[int, bool]]:
+        """The text goes on. For each token that was foreseen: length of the match before it, whether it was right."""
+        judged: list[tuple[int, bool]] = []
+        for token in tokens:
+            if self.size == len(self._held):
+                self._held = np.concatenate((self._held, np.empty_like(self._held)))
+            if self.length:
+                right = bool(self._held[self.place] == token)
+                judged.append((self.length, right))
+                self.length = self.length + 1 if right else 0
+                self.place += 1
+            self._held[self.size] = token
+            self.size += 1
+        return judged
 
-    def match(self, longest: int) -> tuple[int, int]:
-        """(length, place): the last `length` tokens stand before position `place` too, up to `longest` of them.
+    def look_up(self, shortest: int, longest: int) -> None:
+        """Find the longest match of `shortest` to `longest` tokens; of several the one nearest to the end."""
+        self.length, self.place = self._longest(longest)
+        if self.length < shortest:
+            self.length = 0
 
-        The longest such match; of several the one nearest to the end. (0, 0) where there is none.
-        """
+    def next(self, count: int) -> tuple[int, ...]:
+        """What should follow, if a place is known; where it reaches the end, the text goes round from there."""
+        tokens: list[int] = self._held[self.place : min(self.place + count, self.size)].tolist()
+        period = len(tokens)
+        while len(tokens) < count:
+            tokens += tokens[-period:][: count - len(tokens)]
+        return tuple(tokens)
+
+    def _longest(self, most: int) -> tuple[int, int]:
         size, known = self.size, self._held
-        if size < 2:
-            return 0, 0
-        ends = (known[: size - 1] == known[size - 1]).nonzero()[0]
+        ends = (known[: max(size - 1, 0)] == known[size - 1]).nonzero()[0]
         if not len(ends):
             return 0, 0
         length = 1
-        while len(ends) > 1 and length < longest:
+        while len(ends) > 1 and length < most:
             if ends[0] < length:
                 ends = ends[1:]
             further = ends[known[ends - length] == known[size - 1 - length]]
@@ -58,19 +75,11 @@ class History:
             ends = further
             length += 1
         end = int(ends[-1])
-        return (length if len(ends) > 1 else self._length(end, longest)), end + 1
+        return (length if len(ends) > 1 else self._agreeing(end, most)), end + 1
 
-    def _length(self, end: int, longest: int) -> int:
+    def _agreeing(self, end: int, most: int) -> int:
         """How many tokens up to position `end` agree with the last ones."""
-        most = min(longest, end + 1)
+        most = min(most, end + 1)
         there, here = self._held[end + 1 - most : end + 1], self._held[self.size - most : self.size]
         differing = (there != here).nonzero()[0]
         return most - 1 - int(differing[-1]) if len(differing) else most
-
-    def after(self, place: int, count: int) -> tuple[int, ...]:
-        """`count` tokens from `place` on; where they reach the end, the text is taken to go on as it did from there."""
-        tokens = self._held[place : min(place + count, self.size)].tolist()
-        period = len(tokens)
-        while len(tokens) < count:
-            tokens += tokens[-period:][: count - len(tokens)]
-        return tuple(tokens)

@@ -1,12 +1,13 @@
 """How many tokens to guess for whom: as many as let the step give the most tokens a second.
 
-Owes: guesses only where they should pay, from what was learnt of guesses like them, and the counts that are told. What
-is guessed never changes what is said: a step verifies it. Does not know: clocks, requests, how a guess is verified.
+Owes: guesses only where they should pay, by the learnt times of steps and by how good guesses like them were; and the
+counts that are told. What is guessed never changes what is said: a step verifies it. Does not know: clocks, requests.
 
-A guess after a match of m tokens is right with a chance that is learnt for lengths of its order of magnitude, for
-each sequence, beginning with what others have shown. The n-th of a chain counts as after m + n - 1 tokens, as the
-ones before it must have been right. A look-up costs microseconds, so it is made for each token and judged by the next
-one even if nothing is drafted: that is how chances stay known while it does not pay.
+The chance that a guess after a match of m tokens is right is learnt for lengths of its order of magnitude, for each
+sequence, beginning with what others have shown. The n-th of a chain counts as after m + n - 1 tokens, as those before
+it must have been right. What a match foretells is judged by the token that comes, drafted or not: so chances stay known
+while it does not pay. A match that was wrong is looked for anew as soon as look-ups have taken no more than a hundredth
+of the time of steps.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ from headrace.core.sequence import Sequence
 from headrace.runtime.draft.lookup import History
 from headrace.runtime.times import StepTimes
 
+Guess = tuple[Scheduled, tuple[int, ...]]
+
 CHANCES = (0.0, 0.25, 0.4, 0.6, 0.75, 0.85, 0.9)  # at first, by bits of the match's length
 _LAST = len(CHANCES) - 1
 _OWN, _SHARED = 0.1, 0.01  # what one guess changes of a sequence's chances, and of those that others begin with
 _LEAST = 0.05  # less likely guesses are not looked at
 _EXTRA = 120e-6  # seconds: what a step that cannot go on from the last one's arrays takes besides
-_GAIN = 1.01  # what a draft must promise: tokens a second against none
+_GAIN = 1.02  # what a draft must promise: tokens a second against none
 _FRESH = 32  # steps after which prices are asked for again
 _CROWD = 16  # sequences beyond which nothing is guessed
+_LOOK_UP = 30e-6  # seconds, with cold caches
+_SHARE = 0.01  # of the time of steps, for look-ups
 
 
 @dataclass(slots=True)
@@ -44,24 +49,19 @@ class Counts:
     at: list[int] = field(default_factory=list)
 
 
-class _Trail:
-    """One sequence's tokens, and how good guesses at them were.
+class _Trail(History):
+    """One sequence's tokens, and how good guesses at them were."""
 
-    length, guess: of the match that was looked up last, and the token that should follow it.
-    """
-
-    __slots__ = ("chances", "counts", "guess", "history", "length", "place")
+    __slots__ = ("accepted", "chances", "drafted")
 
     def __init__(self, tokens: list[int], chances: list[float]) -> None:
-        self.history = History(tokens)
+        super().__init__(tokens)
         self.chances = chances.copy()
-        self.counts = Counts()
-        self.length = self.place = 0
-        self.guess = -1
+        self.drafted = self.accepted = 0
 
 
 class Speculator:
-    """Drafts for the sequences of one engine. times: prices of steps. limit: tokens drafted after one."""
+    """Drafts for the sequences of one engine. times: prices of steps."""
 
     def __init__(self, config: Speculation, times: StepTimes) -> None:
         self.counts = Counts(at=[0] * config.num_speculative_tokens)
@@ -71,8 +71,9 @@ class Speculator:
         self._chances = list(CHANCES)
         self._prices: dict[int, tuple[int, list[float], bool]] = {}  # by sequences: when, seconds by rows, hope
         self._steps = 0
+        self._credit = 0.0  # seconds that look-ups may take
 
-    def guesses(self, items: list[Scheduled]) -> list[tuple[Scheduled, tuple[int, ...]]]:
+    def guesses(self, items: list[Scheduled]) -> list[Guess]:
         """What to draft for a step of these items; [] while prompts are computed, as rows have their price then."""
         self._steps += 1
         if len(items) > _CROWD or not all(item.count == 1 and item.sample for item in items):
@@ -80,20 +81,22 @@ class Speculator:
         seconds, hope = self._price(items)
         if not hope:
             return []
-        chains = [self._chain(item.sequence) for item in items]
-        return [
-            (item, drafted)
-            for item, trail, count in self._choose(items, chains, seconds)
-            if (drafted := _allowed(item.sequence, trail.history.after(trail.place, count)))
-        ]
+        self._credit = min(self._credit + _SHARE * seconds[0], _CROWD * _LOOK_UP)
+        chains: list[tuple[Scheduled, list[float]]] = []
+        first = self._steps % len(items)
+        for item in (*items[first:], *items[:first]):
+            chain = self._chain(item.sequence)
+            if chain:
+                chains.append((item, chain))
+        return self._choose(chains, seconds, len(items)) if chains else []
 
     def learn(self, items: Iterable[Scheduled]) -> None:
-        """A step's outcome is known."""
-        trails = self._trails
+        """A step with drafts has been taken in."""
         for item in items:
-            trail = trails.get(item.sequence.id)
-            if trail is not None and item.sample:
-                self._judge(trail, item)
+            if item.draft:
+                said = item.sequence.tokens[item.start + item.count - len(item.draft) :]
+                right = sum([a == b for a, b in zip(item.draft, said, strict=False)])
+                self._count(item, right)
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing more is asked about a sequence."""
@@ -102,50 +105,40 @@ class Speculator:
     def of(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens drafted for a sequence so far, and those accepted."""
         trail = self._trails.get(sequence.id)
-        return (0, 0) if trail is None else (trail.counts.drafted, trail.counts.accepted)
+        return (0, 0) if trail is None else (trail.drafted, trail.accepted)
+
+    def _count(self, item: Scheduled, right: int) -> None:
+        trail, counts = self._trails[item.sequence.id], self.counts
+        trail.drafted += len(item.draft)
+        trail.accepted += right
+        counts.drafts += 1
+        counts.drafted += len(item.draft)
+        counts.accepted += right
+        for n in range(right):
+            counts.at[n] += 1
 
     # -- what a guess is worth
 
-    def _chain(self, sequence: Sequence) -> tuple[_Trail, list[float]]:
+    def _chain(self, sequence: Sequence) -> list[float]:
         """Chances that the first, the first two, ... of the tokens that should follow are right."""
+        config = self._config
         trail = self._trails.get(sequence.id)
         if trail is None:
             trail = self._trails[sequence.id] = _Trail(sequence.tokens, self._chances)
         else:
-            trail.history.extend(sequence.tokens[trail.history.size :])
-        length, trail.place = trail.history.match(self._config.prompt_lookup_max)
-        trail.length = length if length >= self._config.prompt_lookup_min else 0
-        if not trail.length:
-            return trail, []
-        (trail.guess,) = trail.history.after(trail.place, 1)
-        each = [trail.chances[_bucket(length + n)] for n in range(self._config.num_speculative_tokens)]
-        return trail, list(accumulate(each, mul))
+            for length, right in trail.follow(sequence.tokens[trail.size :]):
+                self._judge(trail.chances, _bucket(length), right)
+        if not trail.length and self._credit >= _LOOK_UP:
+            self._credit -= _LOOK_UP
+            trail.look_up(config.prompt_lookup_min, config.prompt_lookup_max)
+        if not trail.length or trail.chances[_bucket(trail.length)] < _LEAST:
+            return []
+        each = [trail.chances[_bucket(trail.length + n)] for n in range(config.num_speculative_tokens)]
+        return list(accumulate(each, mul))
 
-    def _judge(self, trail: _Trail, item: Scheduled) -> None:
-        """What followed shows how good the guesses were."""
-        said = item.sequence.tokens[item.start + item.count - len(item.draft) :]
-        if trail.length and said:
-            for n, guess in enumerate(item.draft or (trail.guess,)):
-                if n >= len(said):
-                    break
-                right = said[n] == guess
-                bucket = _bucket(trail.length + n)
-                trail.chances[bucket] += _OWN * (right - trail.chances[bucket])
-                self._chances[bucket] += _SHARED * (right - self._chances[bucket])
-                if not right:
-                    break
-            trail.length = 0
-        if item.draft:
-            self._count(trail, item.draft, said)
-
-    def _count(self, trail: _Trail, draft: tuple[int, ...], said: list[int]) -> None:
-        right = sum([a == b for a, b in zip(draft, said, strict=False)])
-        for counts in (trail.counts, self.counts):
-            counts.drafts += 1
-            counts.drafted += len(draft)
-            counts.accepted += right
-        for n in range(right):
-            self.counts.at[n] += 1
+    def _judge(self, chances: list[float], bucket: int, right: bool) -> None:
+        chances[bucket] += _OWN * (right - chances[bucket])
+        self._chances[bucket] += _SHARED * (right - self._chances[bucket])
 
     # -- what it costs
 
@@ -162,30 +155,27 @@ class Speculator:
             self._prices[count] = known
         return known[1], known[2]
 
-    def _choose(
-        self, items: list[Scheduled], chains: list[tuple[_Trail, list[float]]], seconds: list[float]
-    ) -> list[tuple[Scheduled, _Trail, int]]:
-        """How many tokens each gets: the likeliest first, up to where the step gives most tokens a second."""
-        ranked = sorted(
-            [(chance, i) for i, (_, chain) in enumerate(chains) for chance in chain if chance > _LEAST],
-            key=lambda each: -each[0],
-        )
-        tokens, best, kept = float(len(items)), _GAIN * len(items) / seconds[0], 0
+    def _choose(self, chains: list[tuple[Scheduled, list[float]]], seconds: list[float], sequences: int) -> list[Guess]:
+        """The likeliest guesses first, up to where the step gives most tokens a second."""
+        ranked = [(chance, i) for i, (_, chain) in enumerate(chains) for chance in chain if chance > _LEAST]
+        ranked.sort(key=lambda each: -each[0])
+        tokens, best, kept = float(sequences), _GAIN * sequences / seconds[0], 0
         for n, (chance, _) in enumerate(ranked[: len(seconds) - 1], 1):
             tokens += chance
             rate = tokens / (seconds[n] + _EXTRA)
             if rate > best:
                 best, kept = rate, n
-        counts = [0] * len(items)
+        counts = [0] * len(chains)
         for _, i in ranked[:kept]:
             counts[i] += 1
-        return [(item, trail, n) for item, (trail, _), n in zip(items, chains, counts, strict=True) if n]
+        drafts = [(item, self._draft(item.sequence, n)) for (item, _), n in zip(chains, counts, strict=True) if n]
+        return [(item, draft) for item, draft in drafts if draft]
+
+    def _draft(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """Of what should follow, as much as the sequence's grammar allows."""
+        draft = self._trails[sequence.id].next(count)
+        return draft if sequence.constraint is None else draft[: sequence.constraint.valid(draft)]
 
 
 def _bucket(length: int) -> int:
     return min(length.bit_length(), _LAST)
-
-
-def _allowed(sequence: Sequence, guess: tuple[int, ...]) -> tuple[int, ...]:
-    """As far as the sequence's grammar follows."""
-    return guess if sequence.constraint is None else guess[: sequence.constraint.valid(guess)]
