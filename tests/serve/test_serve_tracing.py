@@ -164,6 +164,18 @@ async def test_a_request_is_a_span_with_its_phases_below(collector: Collector, t
     assert times == sorted(times) and prefill.start <= times[0] + 1000 and times[-1] <= prefill.end
 
 
+async def test_what_a_stop_string_ends_has_its_account(collector: Collector, tiny: Path) -> None:
+    engine = await EngineClient.start(EngineSettings(model=str(tiny), max_model_len=512))
+    async with traced(collector, engine) as client:
+        body: dict[str, Any] = {"prompt": "the answer", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
+        text = (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+        answer = (await client.post("/v1/completions", json=body | {"stop": text[4:7]})).json()["choices"][0]
+    await engine.close()
+    assert answer["finish_reason"] == "stop" and len(answer["text"]) < len(text)
+    roots = [span for span in collector.spans if span.name.startswith("text")]
+    assert len(roots) == 2 and all(root.told["headrace.machine_seconds.completion"] > 0 for root in roots)
+
+
 async def test_no_text_is_in_a_trace(collector: Collector, engine: FakeEngine) -> None:
     async with traced(collector, engine) as client:
         chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4, "user": SECRET}
@@ -242,6 +254,12 @@ async def test_what_is_not_sampled_costs_nothing(
         sampled = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
         assert (await client.post("/v1/completions", json=ASK, headers=sampled)).status_code == 200
     assert {span.trace for span in collector.spans} == {TRACE}
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "state": {"arrived": 1.0}}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert "trace" not in scope["state"]
+
+    await Tracing(collector.url).over(app, "tiny")(scope, None, None)  # type: ignore[arg-type]
     assert collector.spans[0].resource["service.name"] == "mine"
 
 
