@@ -14,6 +14,7 @@ import pytest
 from fake_engine import FakeEngine
 
 from headrace.base.errors import EngineError
+from headrace.core.sequence import DEAD_ENDS
 from headrace.engine.client import Stream
 from headrace.engine.messages import Update
 from headrace.serve.app import App
@@ -129,6 +130,39 @@ async def test_a_failure_after_the_first_byte_is_an_event(
     assert whole.headers["x-should-retry"] == "false"
     engine.trouble = None
     assert (await client.post(CHAT, json={"messages": HI})).status_code == 200
+    await free(engine, app)
+
+
+@pytest.mark.parametrize("why", DEAD_ENDS)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": HI, "n": 2}),
+        ("/v1/completions", {"prompt": ["a", "b"]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"messages": HI, "max_tokens": 9}),
+    ],
+)
+async def test_what_a_request_forbids_itself_is_its_own_error(
+    client: httpx.AsyncClient, engine: FakeEngine, app: App, path: str, body: dict[str, Any], why: str
+) -> None:
+    """Not a failure of the server: nobody is alarmed, and no client tries it again."""
+
+    def fail(stream: Stream, number: int) -> None:
+        if number == 3:
+            stream.push(Update(stream.request_id, 0, [], reason="error", message=why))
+
+    engine.trouble = fail
+    whole = await client.post(path, json=body)
+    assert whole.status_code == 400
+    assert whole.json()["error"]["type"] == "invalid_request_error"
+    assert why in whole.json()["error"]["message"]
+    streamed = await client.post(path, json={**body, "stream": True})
+    assert streamed.status_code == 200
+    last = json.loads(streamed.text.strip().split("data: ")[-1])
+    assert last["error"]["type"] == "invalid_request_error"
+    engine.trouble = None
+    assert (await client.post(path, json=body)).status_code == 200
     await free(engine, app)
 
 

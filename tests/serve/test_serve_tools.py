@@ -365,3 +365,12 @@ async def test_histories_that_other_servers_take(place: Place) -> None:
         await place.choices(messages=[*HI, message, *HI])
         await place.choices(messages=[*HI, message], tools=[tool()])
     assert "A\nB" in place.prompt()
+
+
+async def test_half_a_character_in_arguments_is_refused_by_its_place(place: Place) -> None:
+    function = {"name": "f", "arguments": '{"a": "\\ud83d"}'}
+    told = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    response = await place.post(messages=[*HI, told, *HI])
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
+    await place.choices(messages=HI)

@@ -15,6 +15,9 @@ from typing import Any, Literal, Protocol
 from headrace.core.sampling import SamplingParams
 
 TIMEOUT = "timeout"  # the `Finish.stop` of a sequence whose time was over; its reason is "length"
+NONE_ALLOWED = "no token is allowed here: allowed_token_ids, logit_bias, bad words and the grammar forbid them all"
+TOO_COMPLEX = "the grammar has become too complex here: simplify its patterns"
+DEAD_ENDS = (NONE_ALLOWED, TOO_COMPLEX)  # errors that a request has made itself
 REPEATS = "repetition_detected"  # the `Finish.stop` of a sequence that `repetition_detection` ended, as in vLLM
 Reason = Literal["stop", "length", "abort", "error", "repetition"]
 

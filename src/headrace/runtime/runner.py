@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headrace.backends import Executor
 from headrace.base.settings import PAGE
 from headrace.core.scheduler import Batch, Outcome, Scheduled
-from headrace.core.sequence import Constraint, Sequence
+from headrace.core.sequence import NONE_ALLOWED, TOO_COMPLEX, Constraint, Sequence
 from headrace.program.step import Sampled, Sampling, Step
 
 I32 = NDArray[np.int32]
@@ -28,8 +28,6 @@ F32 = NDArray[np.float32]
 Tokens = tuple[int, ...]
 
 NOT_FINITE = "the model's logits are not finite numbers: the weights or the activations overflowed"
-NONE_ALLOWED = "no token is allowed here: allowed_token_ids, logit_bias, bad words and the grammar forbid them all"
-TOO_COMPLEX = "the grammar has become too complex here: simplify its patterns"
 _ERRORS = {1: NOT_FINITE, 2: NONE_ALLOWED}
 
 _NO_IDS = np.zeros(0, np.int32)

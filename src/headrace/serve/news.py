@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Protocol
 
-from headrace.base.errors import DeadlinePassed
-from headrace.core.sequence import TIMEOUT
+from headrace.base.errors import DeadlinePassed, HeadraceError, RequestError
+from headrace.core.sequence import DEAD_ENDS, TIMEOUT
 from headrace.serve.errors import Broken, GoingAway
 from headrace.serve.metrics import Metrics
 
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
     from headrace.engine.client import Stream
     from headrace.engine.output import Delta
 
-# How a choice must not end, and who says so.
-_BAD_ENDS = {
-    "error": (Broken, "The request failed inside the engine; others are not affected."),
-    "abort": (GoingAway, "The request was aborted."),
-}
+
+def _bad_end(delta: Delta) -> HeadraceError | None:
+    """What is said of a choice that did not end well."""
+    if delta.finish_reason == "abort":
+        return GoingAway(delta.error or "The request was aborted.")
+    if delta.finish_reason != "error":
+        return None
+    if delta.error in DEAD_ENDS:
+        return RequestError(f"The answer cannot go on: {delta.error}.", code="dead_end")
+    return Broken(delta.error or "The request failed inside the engine; others are not affected.")
 
 
 def _timed_out(delta: Delta) -> bool:
@@ -59,7 +64,8 @@ class News:
         self._metrics = metrics
 
     async def __aiter__(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:
-        """(which prompt, what is new). Raises Broken, GoingAway or EngineError when a choice did not end well.
+        """(which prompt, what is new). Raises Broken, GoingAway, RequestError or EngineError when a choice did not
+        end well.
 
         DeadlinePassed when the time was over before any choice had a token; else what there is stays.
         """
@@ -100,9 +106,8 @@ class News:
         async with aclosing(self._metrics.follow(self.streams[prompt])) as news:
             async for deltas in news:
                 for delta in deltas:
-                    if delta.finish_reason in _BAD_ENDS:
-                        kind, text = _BAD_ENDS[delta.finish_reason]
-                        raise kind(delta.error or text)
+                    if (error := _bad_end(delta)) is not None:
+                        raise error
                 yield prompt, deltas
 
     async def _several(self) -> AsyncGenerator[tuple[int, list[Delta]], None]:

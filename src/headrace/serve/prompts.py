@@ -108,7 +108,8 @@ class Prompts:
             **{**conversation.template_kwargs, **documents},
         )
         self._check_size(len(rendered.text), "messages")
-        return self._fits(self._tokenizer.encode_chat(rendered, conversation.add_special_tokens), "messages", cut)
+        ids = _naming("messages", self._tokenizer.encode_chat, rendered, conversation.add_special_tokens)
+        return self._fits(ids, "messages", cut)
 
     def _texts(self, prompts: Sequence[Prompt], add_special_tokens: bool, cut: Cut | None) -> list[list[int]]:
         return [self._fits(self._ids(prompt, add_special_tokens), "prompt", cut) for prompt in prompts]
