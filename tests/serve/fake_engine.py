@@ -50,6 +50,7 @@ class FakeEngine:
         self.unlikely = False  # whether what is said is beyond the alternatives
         self.trouble: Callable[[Stream, int], None] | None = None  # called before each token
         self.account = Account(0.25, 0.5, 1.0, [(1, 2, 0.4, 0.5, 3, 0.25)], 3, 0.9, 0.2, 0.3, 1.5, 3, 1, 2, 1)
+        self.guessed = (0, 0)  # tokens guessed ahead by the end, and right ones
         self.seen: list[Add] = []
         self.aborted: list[str] = []
         self.queue = Queue(1000, 1000, 100_000)
@@ -135,6 +136,8 @@ class FakeEngine:
                 cached=1,
                 scheduled=request.arrival,
                 account=self.account if reason is not None else None,
+                drafted=self.guessed[0] if reason is not None else 0,
+                accepted=self.guessed[1] if reason is not None else 0,
             )
         )
 

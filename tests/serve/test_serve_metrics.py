@@ -62,7 +62,8 @@ def client_of(app: App) -> httpx.AsyncClient:
 async def full(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     """Everything that can be on the page."""
     settings = AppSettings(names=("tiny",), price_per_hour=PRICE, goodput=("ttft:100000 tpot:100000", "e2el:0.001"))
-    engine.counts = Stats(generation_tokens=5, step_tokens=[1, 2, *[0] * 12], all_tokens=9, prompt_machine=2.0)
+    engine.counts = Stats(generation_tokens=5, step_tokens=[1, 2, *[0] * 12], all_tokens=9, prompt_machine=2.0,
+                          drafts=3, drafted_tokens=6, accepted_tokens=4, accepted_at=[3, 1])  # fmt: skip
     async with client_of(App(engine, settings)) as made:  # type: ignore[arg-type]
         yield made
 
@@ -118,6 +119,16 @@ async def test_the_documentation_lists_the_page(full: httpx.AsyncClient) -> None
     ]
     told = [line for line in DOCS.read_text().splitlines() if line.startswith("| `")]
     assert sorted(told) == sorted(rows), "\n".join(rows)
+
+
+async def test_guesses_are_counted_where_there_are_any(full: httpx.AsyncClient, real: Any) -> None:
+    found = await page(full)
+    counts = {name: value(found, f"vllm:spec_decode_num_{name}_total") for name in ("drafts", "draft_tokens")}
+    assert counts == {"drafts": 3, "draft_tokens": 6}
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [value(found, name, position=str(place)) for place in range(2)] == [3, 1]
+    assert value(found, "vllm:spec_decode_num_accepted_tokens_total") == 4
+    assert not any("spec_decode" in name for name in await page(real[1]))
 
 
 async def test_requests_are_measured(full: httpx.AsyncClient) -> None:

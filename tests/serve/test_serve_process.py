@@ -19,7 +19,7 @@ import pytest
 
 from child_server import Reader, Server, alive, gone, running, serving, until
 from headrace.engine.messages import Stats
-from headrace.serve.process import stats_line
+from headrace.serve.process import drafts_line, stats_line
 from real import golden
 
 pytestmark = pytest.mark.slow
@@ -192,6 +192,15 @@ def test_the_line_of_every_ten_seconds() -> None:
     assert stats_line(before, after, 10.0) == (
         "Avg prompt throughput: 20.0 tokens/s, Avg generation throughput: 10.0 tokens/s, Running: 1 reqs, "
         "Waiting: 2 reqs, CPU KV cache usage: 50.0%, Prefix cache hit rate: 25.0%"
+    )
+
+
+def test_the_line_of_guesses() -> None:
+    before = Stats(drafts=10, drafted_tokens=30, accepted_tokens=20)
+    after = Stats(drafts=20, drafted_tokens=70, accepted_tokens=50)
+    assert drafts_line(before, after, 10.0) == (
+        "SpecDecoding metrics: Mean acceptance length: 4.00, Accepted throughput: 3.00 tokens/s, "
+        "Drafted throughput: 4.00 tokens/s, Accepted: 30 tokens, Drafted: 40 tokens, Avg Draft acceptance rate: 75.0%"
     )
 
 

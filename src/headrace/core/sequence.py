@@ -77,7 +77,7 @@ class Sequence:
     constraint: what the tokens drawn must look like; it has taken in those that are there.
     priority: smaller first. tenant: whose it is; weight: the tenant's share against others'.
     wants_prompt_logprobs: needs every row's logits, so takes nothing from the prefix cache.
-    detects: whether `repetition_detection` may end it.
+    detects: whether `repetition_detection` may end it. drafted: most tokens that may be guessed after one; None: any.
     """
 
     __slots__ = (
@@ -87,6 +87,7 @@ class Sequence:
         "computed",
         "constraint",
         "detects",
+        "drafted",
         "finish",
         "hashed",
         "id",
@@ -126,6 +127,7 @@ class Sequence:
         tenant: str = "",
         weight: float = 1.0,
         wants_prompt_logprobs: bool | None = None,
+        drafted: int | None = None,
     ) -> None:
         self.id = id
         self.request = request
@@ -140,6 +142,7 @@ class Sequence:
         self.priority = priority
         self.tenant = tenant
         self.weight = weight
+        self.drafted = drafted
         self.detects = params.repetition_detection is not None
         asked = params.prompt_logprobs is not None
         self.wants_prompt_logprobs = asked if wants_prompt_logprobs is None else wants_prompt_logprobs

@@ -18,7 +18,8 @@ class StepRecord:
     """One step.
 
     items: (sequence id, tokens computed) in batch order. decode_tokens: those at generated positions whose item starts
-    there; prefill_tokens: all others. Times in seconds. waiting, running, pages: as they are when it is recorded.
+    there; prefill_tokens: all others. drafted_tokens: those of decode_tokens that were guessed; accepted_tokens: and
+    right. Times in seconds. waiting, running, pages: as they are when it is recorded.
     """
 
     number: int
@@ -33,6 +34,8 @@ class StepRecord:
     preempted: tuple[int, ...]
     waiting: int
     running: int
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings."""
@@ -68,15 +71,21 @@ class StepTrace:
         run_s: float,
         commit_s: float,
         again: bool = False,
+        accepted: int = 0,
     ) -> StepRecord:
-        """Add the record of a step that has been committed. again: the last one's items, each one row on."""
+        """Add the record of a step that has been committed. again: the last one's items, each one row on.
+
+        accepted: drafted tokens that were right.
+        """
         if again:
             items = self._ring[-1].items
             tokens = decode = len(items)
+            drafted = 0
         else:
             items = tuple([(item.sequence.id, item.count) for item in batch.items])
             tokens = sum([item.count for item in batch.items])
             decode = sum([item.count for item in batch.items if item.start >= item.sequence.prompt_len])
+            drafted = sum([len(item.draft) for item in batch.items])
         record = StepRecord(
             number=batch.number,
             items=items,
@@ -90,6 +99,8 @@ class StepTrace:
             preempted=tuple(sequence.id for sequence in batch.preempted),
             waiting=scheduler.waiting,
             running=scheduler.running,
+            drafted_tokens=drafted,
+            accepted_tokens=accepted,
         )
         self.add(record)
         return record

@@ -154,6 +154,7 @@ class Stream:
         self.metrics.scheduled = self.metrics.scheduled or update.scheduled
         self.metrics.first_token = self.metrics.first_token or time.monotonic()
         self.metrics.preemptions = max(self.metrics.preemptions, update.preemptions)
+        self.metrics.note_drafts(update)
         if update.prompt_logprobs is not None and self.prompt_logprobs is None:
             self.prompt_logprobs = readable_prompt(update.prompt_logprobs, self._client.tokenizer)
 

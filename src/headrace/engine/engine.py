@@ -131,6 +131,7 @@ class Engine:
             priority=request.terms.priority,
             tenant=request.terms.tenant,
             weight=request.terms.weight,
+            drafted=request.terms.drafted,
         )
         self._next += 1
         self._names[sequence.id] = request.request_id
@@ -195,8 +196,7 @@ class Engine:
         t2 = time.monotonic()
         self._charge(batch, t0, t1, t2, again=result.again)
         ended = self.scheduler.commit(batch, result.outcome)
-        if guesses and self.speculator is not None:
-            self.speculator.learn(batch.items)
+        accepted = self.speculator.learn(batch.items) if guesses and self.speculator is not None else 0
         for item in batch.items:
             sequence = item.sequence
             new = sequence.tokens[item.start + item.count - len(item.draft) :] if item.sample else []
@@ -212,7 +212,13 @@ class Engine:
         self._owed = t3 - t2
         self._commit_s += t3 - t2
         record = self.trace.record(
-            batch, self.scheduler, schedule_s=t1 - t0, run_s=t2 - t1, commit_s=t3 - t2, again=result.again
+            batch,
+            self.scheduler,
+            schedule_s=t1 - t0,
+            run_s=t2 - t1,
+            commit_s=t3 - t2,
+            again=result.again,
+            accepted=accepted,
         )
         self._count(record.decode_tokens + record.prefill_tokens)
         return updates
@@ -292,6 +298,7 @@ class Engine:
             sequence.preemptions,
             self.ledger.entries[number].scheduled,
             None if finish is None else self.ledger.close(sequence, time.monotonic()),
+            *(() if self.speculator is None else self.speculator.of(sequence)),
         )
 
     def _collect_prompt(self, sequence: Sequence, result: StepResult) -> None:
@@ -333,6 +340,7 @@ class Engine:
             self.amounts.bytes,
             self.amounts.macs,
             self.amounts.seconds,
+            *(() if self.speculator is None else self.speculator.counts.as_told()),
         )
 
     def records(self, last: int) -> list[dict[str, Any]]:

@@ -232,6 +232,7 @@ class _Answer:
         out.metrics.scheduled = out.metrics.scheduled or update.scheduled
         out.metrics.first_token = out.metrics.first_token or time.monotonic()
         out.metrics.preemptions = max(out.metrics.preemptions, update.preemptions)
+        out.metrics.note_drafts(update)
         if update.prompt_logprobs is not None and out.prompt_logprobs is None:
             out.prompt_logprobs = readable_prompt(update.prompt_logprobs, self._tokenizer)
         delta = choice.push(update)

@@ -22,6 +22,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
     priority: smaller first. cache_salt: keeps prefixes apart. tenant: whose request it is, "" for nobody in particular;
     weight: the tenant's share against others', above 0. deadline: time.monotonic seconds at which it ends; 0: none.
+    drafted: the most tokens that are guessed after one; None: as many as the engine's settings say.
     """
 
     priority: int = 0
@@ -29,6 +30,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     weight: float = 1.0
     deadline: float = 0.0
+    drafted: int | None = None
 
 
 NO_TERMS = Terms()
@@ -122,7 +124,7 @@ class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     reason: set when it has ended (see `core.sequence.Reason`); stop: the stop id or string, if one ended it.
     prompt_logprobs: with the first update of a choice that asked for them; the first prompt token has none.
     cached: prompt tokens found in the prefix cache. scheduled: when it first ran, time.monotonic seconds. account: with
-    the last one.
+    the last one. drafted, accepted: tokens that were guessed ahead so far, and those of them that were right.
     """
 
     request_id: str
@@ -137,6 +139,8 @@ class Update(msgspec.Struct, array_like=True, frozen=True, gc=False):
     preemptions: int = 0
     scheduled: float = 0.0
     account: Account | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 STEP_TOKENS = (1, 8, *(1 << e for e in range(4, 15)))  # vLLM's buckets of vllm:iteration_tokens_total
@@ -152,6 +156,8 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     a prompt's token takes in a full step, and the least that a step takes, as learnt so far; 0: not yet.
     cached_tokens: those of prompt_tokens that were found in the cache. read_bytes, macs: of all steps, as counted from
     the model; roof_seconds: the least that they could take, if the machine's rates were measured.
+    drafts: chains of guessed tokens that were verified; drafted_tokens, accepted_tokens: these, and those that were
+    right; accepted_at: right ones by their place in the chain; [] without speculation.
     """
 
     running: int = 0
@@ -180,6 +186,10 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     read_bytes: float = 0.0
     macs: float = 0.0
     roof_seconds: float = 0.0
+    drafts: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_at: list[int] = msgspec.field(default_factory=list)
 
     def since(self, past: Stats) -> Stats:
         """These numbers, with what only grows counted on from `past`: an engine that was started again begins at 0."""

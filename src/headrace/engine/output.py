@@ -54,7 +54,8 @@ class Delta:
 class RequestMetrics:
     """When things happened, in time.monotonic seconds (0: not yet), and how often a sequence had to start again.
 
-    accounts: by choice, what it took; with its end, or where a stop string ended it a step later.
+    accounts: by choice, what it took; with its end, or where a stop string ended it a step later. drafts: by choice,
+    tokens that were guessed ahead, and those of them that were right, if any were guessed.
     """
 
     arrival: float = 0.0
@@ -63,6 +64,12 @@ class RequestMetrics:
     finished: float = 0.0
     preemptions: int = 0
     accounts: dict[int, Account] = field(default_factory=dict)
+    drafts: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def note_drafts(self, update: Update) -> None:
+        """What an update says of them."""
+        if update.drafted:
+            self.drafts[update.choice] = update.drafted, update.accepted
 
 
 @dataclass(slots=True)

@@ -64,6 +64,8 @@ def check_terms(terms: Terms) -> None:
         raise RequestError(f"tenant must be a string, got {terms.tenant!r}", param="tenant")
     if not 0 < terms.weight < math.inf:
         raise RequestError(f"weight must be a number above 0, got {terms.weight!r}", param="weight")
+    if terms.drafted is not None and not (is_whole(terms.drafted) and terms.drafted >= 0):
+        raise RequestError(f"drafted must be a number of tokens, got {terms.drafted!r}", param="drafted")
     if not 0 <= terms.deadline < math.inf:
         raise RequestError(f"deadline must be seconds from 0 on, got {terms.deadline!r}", param="deadline")
 

@@ -51,7 +51,8 @@ class Timings(Struct, frozen=True, kw_only=True):
     """One choice. queue_ms + prefill_ms + decode_ms = total_ms: arrival, first step, first token, end.
 
     token_ms: when each token reached the server's front end, since arrival. prefill: at most 256 chunks, the last of
-    which may be several. others: further choices, of all prompts.
+    which may be several. draft_n: tokens that were guessed ahead, if any; draft_n_accepted: and right. others: further
+    choices, of all prompts.
     """
 
     queue_ms: float
@@ -75,6 +76,8 @@ class Timings(Struct, frozen=True, kw_only=True):
     predicted_ms: float
     predicted_per_token_ms: float
     predicted_per_second: float
+    draft_n: int | UnsetType = UNSET
+    draft_n_accepted: int | UnsetType = UNSET
     others: list[Timings] | UnsetType = UNSET
 
 
@@ -97,6 +100,13 @@ def timings_of(streams: Sequence[Stream], counts: Sequence[int]) -> Timings | Un
     return msgspec.structs.replace(first, others=others) if others else first
 
 
+def guessed_of(streams: Sequence[Stream]) -> tuple[int, int] | None:
+    """Tokens guessed ahead in all choices of the streams, right ones and wrong ones; None where none were."""
+    each = [drafts for stream in streams for drafts in stream.metrics.drafts.values()]
+    accepted = sum(right for _, right in each)
+    return (accepted, sum(drafted for drafted, _ in each) - accepted) if each else None
+
+
 def cost_of(streams: Sequence[Stream], price_per_hour: float) -> CostDetails:
     """What all choices of the streams cost, in the price's unit."""
     accounts = [account for stream in streams for account in stream.metrics.accounts.values()]
@@ -109,6 +119,7 @@ def cost_of(streams: Sequence[Stream], price_per_hour: float) -> CostDetails:
 
 def _timings(account: Account, stream: Stream, choice: int, tokens: int) -> Timings:
     times = (stream.token_times or {}).get(choice, [])[:tokens]
+    drafted, accepted = stream.metrics.drafts.get(choice, (UNSET, UNSET))
     computed = len(stream.prompt_token_ids) - account.cached
     prefill, decode = 1e3 * account.prefill, 1e3 * account.decode
     return Timings(
@@ -136,6 +147,8 @@ def _timings(account: Account, stream: Stream, choice: int, tokens: int) -> Timi
         predicted_ms=decode,
         predicted_per_token_ms=_over(decode, tokens - 1),
         predicted_per_second=_over(1e3 * (tokens - 1), decode),
+        draft_n=drafted,
+        draft_n_accepted=accepted,
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from headrace.serve import logprobs as lp
-from headrace.serve.accounts import Timings, cost_of, timings_of
+from headrace.serve.accounts import Timings, cost_of, guessed_of, timings_of
 from headrace.serve.errors import Problem
 from headrace.serve.news import News
 from headrace.serve.requests import Asked
@@ -169,8 +169,6 @@ class OpenAIReply:
         prompt = sum(len(stream.prompt_token_ids) for stream in self.news.streams)
         cached = sum(stream.cached_tokens for stream in self.news.streams)
         generated = sum(self._tokens)
-        reasoned = [turn.reasoning_tokens for turn in self.turns]
-        counts = [count for count in reasoned if count is not None]
         price = self.news.price_per_hour
         cost = UNSET if price is None else cost_of(self.news.streams, price)
         return Usage(
@@ -178,9 +176,21 @@ class OpenAIReply:
             completion_tokens=generated,
             total_tokens=prompt + generated,
             prompt_tokens_details=PromptDetails(cached_tokens=cached),
-            completion_tokens_details=CompletionDetails(reasoning_tokens=sum(counts)) if counts else UNSET,
+            completion_tokens_details=self._details(),
             cost=UNSET if cost is UNSET else cost.prompt + cost.completion,
             cost_details=cost,
+        )
+
+    def _details(self) -> CompletionDetails | UnsetType:
+        counts = [count for turn in self.turns if (count := turn.reasoning_tokens) is not None]
+        guessed = guessed_of(self.news.streams)
+        if not counts and guessed is None:
+            return UNSET
+        right, wrong = guessed or (UNSET, UNSET)
+        return CompletionDetails(
+            reasoning_tokens=sum(counts) if counts else UNSET,
+            accepted_prediction_tokens=right,
+            rejected_prediction_tokens=wrong,
         )
 
     def timings(self) -> Timings | UnsetType:

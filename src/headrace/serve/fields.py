@@ -39,6 +39,7 @@ from headrace.base.rules import (
     told,
     unknown,
 )
+from headrace.base.speculation import MOST
 from headrace.core import sampling
 from headrace.serve.formats import FORMATS
 from headrace.serve.tools import TOOL_CHOICE, TOOLS
@@ -222,6 +223,9 @@ COMMON: Final[Fields] = {
     "best_of": Field(integer(1, sampling.MAX_CHOICES), "Only as much as n: all choices are told."),
     "return_prompt_text": Field(flag, "Tell the text that the prompt's tokens stand for (prompt_text).", default=False),
     "return_token_ids": Field(flag, "Tell the ids of the prompt's and the answer's tokens.", default=False),
+    "num_speculative_tokens": Field(
+        integer(0, MOST), "Most tokens that are guessed ahead of the model, 0: none; only the speed depends on it."
+    ),
     "timings": Field(flag, "Tell where its time went: queue, chunks of the prompt, tokens, company.", default=False),
     "return_tokens_as_token_ids": Field(flag, "Call tokens token_id:N in log-probabilities.", default=False),
 } | SAMPLING | {name: Field(rule, help) for name, (rule, help) in FORMATS.items()}  # fmt: skip

@@ -264,7 +264,23 @@ async def _report(engine: EngineClient) -> None:
         after, now = engine.stats(), time.monotonic()
         if after.steps != before.steps or after.running or after.waiting:
             log.info(stats_line(before, after, now - then))
+            if after.drafts != before.drafts:
+                log.info(drafts_line(before, after, now - then))
         before, then = after, now
+
+
+def drafts_line(before: Stats, after: Stats, seconds: float) -> str:
+    """How well tokens were guessed between two snapshots, in vLLM's words."""
+    drafts = after.drafts - before.drafts
+    drafted = after.drafted_tokens - before.drafted_tokens
+    accepted = after.accepted_tokens - before.accepted_tokens
+    return (
+        f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}, "
+        f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
+        f"Drafted throughput: {drafted / seconds:.2f} tokens/s, "
+        f"Accepted: {accepted} tokens, Drafted: {drafted} tokens, "
+        f"Avg Draft acceptance rate: {100 * accepted / drafted:.1f}%"
+    )
 
 
 def stats_line(before: Stats, after: Stats, seconds: float) -> str:

@@ -63,7 +63,8 @@ class Asked:
     """What both kinds of request have in common. logprobs: alternatives to show a token; None: no logprobs.
 
     prompt_logprobs: the client asked for them by that name. timeout_ms: from the request's arrival; None: no limit.
-    interval: tokens of a choice that are sent together. form_names: how the client calls `params.structured_outputs`.
+    interval: tokens of a choice that are sent together. drafted: most tokens to guess ahead; None: as the server does.
+    form_names: how the client calls `params.structured_outputs`.
     """
 
     params: SamplingParams
@@ -82,6 +83,7 @@ class Asked:
     token_ids: bool
     tokens_as_ids: bool
     timings: bool = False
+    drafted: int | None = None
 
 
 def checked(body: Any, limits: Limits, table: f.Fields) -> dict[str, Any]:
@@ -129,6 +131,7 @@ def asked_of(given: Mapping[str, Any], limits: Limits, max_tokens: int | None, l
         token_ids=given.get("return_token_ids", False),
         tokens_as_ids=given.get("return_tokens_as_token_ids", False),
         timings=given.get("timings", False),
+        drafted=given.get("num_speculative_tokens"),
     )
 
 

@@ -121,6 +121,7 @@ class Service:
             tenant=caller.name,
             weight=caller.weight,
             deadline=_deadline(request, asked.timeout_ms),
+            drafted=asked.drafted,
         )
         with renamed(asked.form_names):
             grammar = await self.engine.grammar(asked.params)

@@ -19,7 +19,11 @@ class PromptDetails(Struct, frozen=True, kw_only=True):
 
 
 class CompletionDetails(Struct, frozen=True, kw_only=True):
-    reasoning_tokens: int
+    """*_prediction_tokens: guessed ahead of the model; the rejected ones are not among completion_tokens."""
+
+    reasoning_tokens: int | UnsetType = UNSET
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(Struct, frozen=True, kw_only=True):

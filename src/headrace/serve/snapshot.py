@@ -52,6 +52,10 @@ def _measured(stats: Stats) -> dict[str, float]:
     return {"": stats.roof_seconds} if stats.roof_seconds else {}
 
 
+def _places(stats: Stats) -> dict[str, float]:
+    return {str(place): count for place, count in enumerate(stats.accepted_at)}
+
+
 def _machine(stats: Stats) -> dict[str, float]:
     return {"prompt": stats.prompt_machine, "completion": stats.completion_machine}
 
@@ -106,6 +110,18 @@ _COUNTERS = (
     Row("headrace:aborted_machine_seconds", "What of it went to requests that were given up.", _one("aborted_machine")),
 )
 
+_DRAFTS = (  # with speculation only
+    Row("vllm:spec_decode_num_drafts", "Chains of guessed tokens that were verified.", _one("drafts")),
+    Row("vllm:spec_decode_num_draft_tokens", "Tokens that were guessed.", _one("drafted_tokens")),
+    Row("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were right.", _one("accepted_tokens")),
+    Row(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "Guessed tokens that were right, by their place in the chain.",
+        _places,
+        "position",
+    ),
+)
+
 
 def _costs(per_hour: float) -> tuple[Sequence[Row], Sequence[Row]]:
     """Gauges and counters of a machine that has a price."""
@@ -142,6 +158,8 @@ class Snapshot(Collector):
         for row in self._gauges:
             yield self._family(GaugeMetricFamily, row, stats)
         for row in self._counters:
+            yield self._family(CounterMetricFamily, row, stats)
+        for row in _DRAFTS if stats.accepted_at else ():
             yield self._family(CounterMetricFamily, row, stats)
         refused = self._engine.queue.refused
         reasons = Row(

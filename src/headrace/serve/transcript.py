@@ -21,7 +21,7 @@ PASSED = (
     "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens", "skip_special_tokens",
     "spaces_between_special_tokens", "include_stop_str_in_output", "allowed_token_ids", "bad_words", "logit_bias",
     "priority", "cache_salt", "return_tokens_as_token_ids", "chat_template_kwargs",
-    "timeout_ms", "request_id", "structured_outputs", "timings",
+    "timeout_ms", "request_id", "structured_outputs", "timings", "num_speculative_tokens",
 )  # fmt: skip
 
 

@@ -48,6 +48,10 @@ class Counts:
     accepted: int = 0
     at: list[int] = field(default_factory=list)
 
+    def as_told(self) -> tuple[int, int, int, list[int]]:
+        """In this order."""
+        return self.drafts, self.drafted, self.accepted, self.at
+
 
 class _Trail(History):
     """One sequence's tokens, and how good guesses at them were."""
@@ -90,13 +94,15 @@ class Speculator:
                 chains.append((item, chain))
         return self._choose(chains, seconds, len(items)) if chains else []
 
-    def learn(self, items: Iterable[Scheduled]) -> None:
-        """A step with drafts has been taken in."""
+    def learn(self, items: Iterable[Scheduled]) -> int:
+        """A step with drafts has been taken in; how many of these tokens were right."""
+        before = self.counts.accepted
         for item in items:
             if item.draft:
                 said = item.sequence.tokens[item.start + item.count - len(item.draft) :]
                 right = sum([a == b for a, b in zip(item.draft, said, strict=False)])
                 self._count(item, right)
+        return self.counts.accepted - before
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing more is asked about a sequence."""
@@ -122,6 +128,9 @@ class Speculator:
     def _chain(self, sequence: Sequence) -> list[float]:
         """Chances that the first, the first two, ... of the tokens that should follow are right."""
         config = self._config
+        most = config.num_speculative_tokens if sequence.drafted is None else sequence.drafted
+        if not most:
+            return []
         trail = self._trails.get(sequence.id)
         if trail is None:
             trail = self._trails[sequence.id] = _Trail(sequence.tokens, self._chances)
@@ -133,7 +142,7 @@ class Speculator:
             trail.look_up(config.prompt_lookup_min, config.prompt_lookup_max)
         if not trail.length or trail.chances[_bucket(trail.length)] < _LEAST:
             return []
-        each = [trail.chances[_bucket(trail.length + n)] for n in range(config.num_speculative_tokens)]
+        each = [trail.chances[_bucket(trail.length + n)] for n in range(min(most, config.num_speculative_tokens))]
         return list(accumulate(each, mul))
 
     def _judge(self, chances: list[float], bucket: int, right: bool) -> None:
