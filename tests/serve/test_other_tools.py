@@ -274,3 +274,12 @@ async def test_time_and_cost_are_told_to_who_asks(engine: FakeEngine, path: str)
     for answer in (whole, last.get("response", last)):
         assert answer["usage"]["cost"] == engine.account.prompt_machine + engine.account.completion_machine
         assert answer["timings"]["queue_ms"] == 1e3 * engine.account.queue
+
+
+async def test_a_call_that_a_stop_string_cuts_is_not_complete(client: httpx.AsyncClient) -> None:
+    whole = await post(client, RESP, **RESP_TOOLS, stop=["[2"])
+    assert whole["output"][-1]["arguments"] == '{"a": 1, "b": '
+    assert whole["output"][-1]["status"] == "incomplete"
+    assert [item["status"] for item in whole["output"][:-1]] == ["completed"] * 2
+    told = await post(client, MSG, **MSG_TOOLS, stop_sequences=["[2"])
+    assert (told["stop_reason"], told["stop_sequence"]) == ("stop_sequence", "[2")

@@ -374,3 +374,24 @@ async def test_half_a_character_in_arguments_is_refused_by_its_place(place: Plac
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "messages"
     await place.choices(messages=HI)
+
+
+async def test_who_hears_of_calls_can_read_them_all(place: Place) -> None:
+    """A call that a stop string cuts, or that the model did not end, is told, but not as one to be made."""
+    whole = call('{"city": "Oslo"}')
+    for says, stop, reason in (
+        (whole, None, "tool_calls"),
+        (whole, "</tool_call>", "tool_calls"),
+        (whole, "Os", "stop"),
+        (whole, '"}', "stop"),
+        (f"{whole}\n{whole}", "\n</", "tool_calls"),
+        (f"{whole}\n{call('{city: 1}')}", None, "stop"),
+        (whole.partition("lo")[0], None, "stop"),
+    ):
+        place.says(says)
+        (choice,) = await place.choices(tools=[tool()], stop=stop)
+        chunks = await place.streamed(tools=[tool()], stop=stop)
+        assert choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == chunks[-1]["finish_reason"] == reason, (says, stop)
+        if reason == "tool_calls":
+            assert all(json.loads(one["function"]["arguments"]) for one in choice["message"]["tool_calls"])

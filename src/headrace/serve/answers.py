@@ -73,8 +73,14 @@ class Turn:
         return pieces
 
     def reason(self, delta: Delta) -> str | None:
-        """The finish reason as clients know it."""
-        return "tool_calls" if self.calls and delta.finish_reason == "stop" else delta.finish_reason
+        """The finish reason as clients know it: who hears of tool_calls can read the arguments of each."""
+        whole = self.calls and not self.broken
+        return "tool_calls" if whole and delta.finish_reason == "stop" else delta.finish_reason
+
+    @property
+    def broken(self) -> bool:
+        """Whether the arguments of a call broke off, at a stop string or because the model wrote no JSON."""
+        return self._reader.broken
 
     @property
     def reasoning_tokens(self) -> int | None:

@@ -169,5 +169,5 @@ class Blocks:
             block = self.all[-1]
             if block.kind is Kind.TEXT and self._logprobs:
                 yield self._more("")
-            block.whole = whole
+            block.whole = whole and not (block.kind is Kind.CALL and self._turn.broken)
             yield Change(Step.END, block)

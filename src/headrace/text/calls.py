@@ -103,6 +103,7 @@ class CallReader:
         self._text = ""  # what was not told yet; read up to _at
         self._at = 0
         self._over = False
+        self.broken = False
         self._telling = False  # what is read are arguments of the last call
         self._calls = 0
         self._pieces: list[Piece] = []
@@ -252,6 +253,7 @@ class CallReader:
             if self._over:  # for want of text: what is left belongs to it
                 self._at = len(self._text)
             self._flush()
+            self.broken = self.broken or self._telling
             self._telling = False
             self._content(self._at)
             return False

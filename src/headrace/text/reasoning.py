@@ -36,6 +36,11 @@ class ThinkReader:
         self._told = False
         self.reasoned = 0
 
+    @property
+    def broken(self) -> bool:
+        """See `Reader`."""
+        return self._then.broken
+
     def push(self, text: str) -> list[Piece]:
         """See `Reader`."""
         self._text += text

@@ -83,10 +83,14 @@ def _joined(pieces: Sequence[Piece], kind: type[Content] | type[Reasoning]) -> s
 class Reader(Protocol):
     """Takes one choice's text apart. Whatever is pushed comes out once, in order.
 
-    reasoned: characters of the text up to the end of its reasoning.
+    reasoned: characters of the text up to the end of its reasoning. broken: a call was told whose arguments broke off.
     """
 
     reasoned: int
+
+    @property
+    def broken(self) -> bool:
+        """See the class."""
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that are certain now."""
@@ -99,6 +103,7 @@ class Plain:
     """A reader to which everything is content."""
 
     reasoned = 0
+    broken = False
 
     def push(self, text: str) -> list[Piece]:
         """See `Reader`."""
