@@ -77,7 +77,7 @@ CHAT_REFUSALS: list[tuple[str, list[Any]]] = [
     ("model", [5, [], {}, True]),
     ("skip_special_tokens", ["yes", 1]),
     ("continue_final_message", ["yes", 1]),
-    ("chat_template_kwargs", [[], "a"]),
+    ("chat_template_kwargs", [[], "a", {f"a{i}": 1 for i in range(200)}, {"a" * 200: 1}, {"": 1}]),
     ("priority", ["1", 2**40, True]),
     ("cache_salt", [1, "a" * 1000]),
     ("user", [5, {}]),
@@ -276,6 +276,13 @@ async def test_messages_of_too_many_values_are_refused(client: httpx.AsyncClient
     call = {"function": {"name": "f", "arguments": {"a": [1] * 2000}}}
     error = error_of(await client.post(CHAT, json={"messages": [{"role": "assistant", "tool_calls": [call]}]}))
     assert error["message"] == "messages hold more than 1024 JSON values."
+    await good(client)
+
+
+async def test_variables_of_the_template_count_too(client: httpx.AsyncClient) -> None:
+    for values in ([1] * 2000, ["a" * 200] * 400):
+        error = error_of(await client.post(CHAT, json={"messages": HI, "chat_template_kwargs": {"a": values}}))
+        assert error["param"] == "messages"
     await good(client)
 
 

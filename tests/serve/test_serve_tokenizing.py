@@ -9,6 +9,8 @@ import pytest
 from fake_engine import FakeEngine
 
 from headrace.engine.loading import TextSide
+from headrace.serve.app import App
+from headrace.serve.service import AppSettings
 
 pytest_plugins = ["serve_fixtures"]
 
@@ -90,6 +92,17 @@ async def test_special_tokens_are_added_where_the_names_say_so(
 async def test_what_is_wrong_is_named(client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
     assert (await post(client, path, 400, **body))["error"]["param"] == param
     assert (await post(client, "/detokenize", tokens=[]))["prompt"] == ""
+
+
+@pytest.mark.parametrize("field", ["prompt", "content"])
+async def test_a_text_is_refused_by_its_length_before_it_is_tokenized(
+    engine: FakeEngine, words: TextSide, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    app = App(engine, AppSettings(names=("tiny",)))  # type: ignore[arg-type]
+    monkeypatch.setattr(type(words.tokenizer), "encode", lambda *_: pytest.fail("it was tokenized"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.asgi), base_url="http://test") as client:
+        told = await post(client, "/tokenize", 400, **{field: "a " * 600_000})
+    assert told["error"]["param"] == field
 
 
 async def test_another_model_is_unknown_here_too(client: httpx.AsyncClient) -> None:

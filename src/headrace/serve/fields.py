@@ -48,6 +48,7 @@ INT32 = 2**31 - 1
 MAX_HINT = 4096  # characters of what is checked and dropped
 MAX_ITEMS = 1 << 20
 MAX_TEMPLATE = 1 << 17  # characters
+MAX_VARIABLES = 128  # of a template, with names of so many characters
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
@@ -304,7 +305,10 @@ CHAT: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
     "top_logprobs": Field(_alternatives, "And so many likely ones.", needs=("logprobs", True)),
     "add_generation_prompt": Field(flag, "Let the template begin the assistant's turn.", default=True),
     "continue_final_message": Field(flag, "Go on with the last message.", default=False),
-    "chat_template_kwargs": Field(open_object(), "Further variables of the model's chat template."),
+    "chat_template_kwargs": Field(
+        map_of(text(MAX_VARIABLES, 1), anything, MAX_VARIABLES, "names to values"),
+        "Further variables of the model's chat template.",
+    ),
     "chat_template": Field(_template_rule, "A template in the place of the model's."),
     "documents": Field(_documents_rule, "The variable `documents` of templates that read it."),
     "add_special_tokens": Field(flag, "Add what the tokenizer adds to texts; templates write it.", default=False),

@@ -60,7 +60,8 @@ class Prompts:
                 "This model has no chat template: use /v1/completions, or start the server with --chat-template.",
                 param="messages",
             )
-        given = [*conversation.messages, *conversation.tools.shown, conversation.documents]
+        others = (conversation.documents, conversation.template_kwargs)
+        given = [*conversation.messages, *conversation.tools.shown, *others]
         long = conversation.template is not None or _is_long(given)
         return await _off_loop(long, self._chat, conversation, cut, given)
 

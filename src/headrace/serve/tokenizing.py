@@ -28,14 +28,15 @@ from headrace.serve.requests import Limits, checked
 from headrace.serve.service import Service
 
 MAX_COUNTED = 1 << 17  # tokens, whatever the context is
+MAX_CHARACTERS = 1 << 20  # of a text: what is longer has more tokens, but for texts of few long words
 
 _CONVERSATION = (
     "messages", "tools", "tool_choice", "reasoning_effort", "add_generation_prompt", "continue_final_message",
     "chat_template", "chat_template_kwargs", "documents",
 )  # fmt: skip
 TOKENIZE: f.Fields = {name: f.CHAT[name] for name in ("model", *_CONVERSATION)} | {
-    "prompt": f.Field(text(), "A text. One of prompt, content and messages is needed."),
-    "content": f.Field(text(), "A text, to which nothing is added if not asked for."),
+    "prompt": f.Field(text(MAX_CHARACTERS), "A text. One of prompt, content and messages is needed."),
+    "content": f.Field(text(MAX_CHARACTERS), "A text, to which nothing is added if not asked for."),
     "add_special_tokens": f.Field(flag, "Add what the tokenizer adds to texts; true if absent, with prompt."),
     "add_special": f.Field(flag, "The same, by another name."),
     "return_token_strs": f.Field(flag, "Tell each token's text as well (token_strs).", default=False),
