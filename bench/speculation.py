@@ -14,7 +14,6 @@ import json
 import statistics
 
 from headrace import LLM, SamplingParams
-from headrace.base.speculation import Speculation
 from headrace.core import waiting
 from headrace.runtime.draft import Speculator
 
@@ -67,13 +66,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--config", type=json.loads, default={"method": "suffix"})
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--kinds", nargs="+", default=["rewrite", "chat"])
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     args = parser.parse_args()
-    llm = LLM(args.model, max_model_len=2048)
+    llm = LLM(args.model, max_model_len=2048, speculative_config=args.config, dtype=args.dtype)
+    speculator = llm.engine.speculator
+    assert speculator is not None
     for kind in args.kinds:
         for count in args.sequences:
             for temperature in args.temperatures:
@@ -81,19 +83,19 @@ def main() -> None:
                 texts = conversations(kind)
                 measure(llm, texts, params, None, count)  # prompts are cached from now on
                 ratios, rates = [], []
-                speculator = Speculator(Speculation.of(args.config), llm.engine.times)
+                drafts, drafted, accepted, _ = speculator.tally.told()
                 for _ in range(args.rounds):
                     plain, wanted = measure(llm, texts, params, None, count)
                     fast, got = measure(llm, texts, params, speculator, count)
                     assert got == wanted, "the answers differ"
                     ratios.append(fast / plain)
                     rates.append((plain, fast))
-                c = speculator.counts
+                c = speculator.tally
                 plain, fast = (statistics.median(column) for column in zip(*rates, strict=True))
                 print(
                     f"{kind:8} {count} sequences, temperature {temperature}: {plain:6.0f} -> {fast:6.0f} tokens/s, "
                     f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}); "
-                    f"drafts {c.drafts}, drafted {c.drafted}, accepted {c.accepted}",
+                    f"drafts {c.drafts - drafts}, drafted {c.drafted - drafted}, accepted {c.accepted - accepted}",
                     flush=True,
                 )
 

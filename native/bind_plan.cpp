@@ -172,9 +172,9 @@ void copy(const Plan& plan, Slice what, nb::ndarray<float, nb::ndim<2>, nb::c_co
 }
 
 Plan* make(const std::string& isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
-           int vocab, int chunk, std::vector<std::pair<int, int>> layers) {
+           int vocab, int chunk, std::vector<std::pair<int, int>> layers, const Plan* beside) {
     return new Plan(choose_kernels(isa.c_str()), threads, merge, {tokens, sequences, pages, context, vocab, chunk},
-                    std::move(layers));
+                    std::move(layers), beside);
 }
 
 }  // namespace
@@ -196,13 +196,14 @@ void bind_plan(nb::module_& m) {
 Built by one call an op in order; a value is a slice (buffer, first column, columns). Packed weights are kept alive.
 Every call raises ValueError when what it is given does not fit together.)")
         .def(nb::new_([](std::string isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
-                         int vocab, int chunk, std::vector<std::pair<int, int>> layers) {
-                 return make(isa, threads, merge, tokens, sequences, pages, context, vocab, chunk, std::move(layers));
+                         int vocab, int chunk, std::vector<std::pair<int, int>> layers, const Plan* beside) {
+                 return make(isa, threads, merge, tokens, sequences, pages, context, vocab, chunk, std::move(layers),
+                             beside);
              }),
              "isa"_a, "threads"_a, "merge"_a, "tokens"_a, "sequences"_a, "pages"_a, "context"_a, "vocab"_a, "chunk"_a,
-             "layers"_a,
+             "layers"_a, "beside"_a.none() = nullptr,
              "isa: '' takes the best. chunk: logits rows at once. layers: (kv heads, head size) of each layer of the "
-             "KV cache.")
+             "KV cache. beside: a plan whose KV cache and threads are used too; one of the two runs at a time.")
         .def("route_to", &Plan::route_to, "choices"_a,
              "Experts a row may choose at most; before slot buffers are made.")
         .def("buffer", &Plan::buffer, "width"_a, "extent"_a, "A new buffer's number.")

@@ -67,8 +67,17 @@ class Busy {
 
 }  // namespace
 
-Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers)
-    : kernels_(kernels), limits_(limits), merge_(merge), ids_(limits.vocab), company_(threads), pool_(threads) {
+Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers,
+           const Plan* beside)
+    : kernels_(kernels),
+      limits_(limits),
+      merge_(merge),
+      ids_(limits.vocab),
+      company_(threads),
+      common_(beside ? beside->common_ : std::make_shared<Common>(threads)),
+      cache_(common_->cache),
+      busy_(common_->busy),
+      pool_(common_->pool) {
     require(limits.tokens > 0 && limits.sequences > 0 && limits.pages > 0 && limits.context > 0 && limits.vocab > 0 &&
                 limits.chunk > 0,
             "every limit must be at least 1");
@@ -83,7 +92,17 @@ Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, s
         page_bytes_ += kv_heads * head_page_bytes(head_dim);
         partials_.width = std::max(partials_.width, row_result(head_dim));
     }
-    cache_ = Arena(page_bytes_ * limits.pages);
+    if (beside)
+        require(page_bytes_ == beside->page_bytes_ && limits.pages == beside->limits_.pages &&
+                    threads == beside->threads() && std::equal(layers.begin(), layers.end(), beside->layers_.begin(),
+                                                               beside->layers_.end(),
+                                                               [](const auto& one, const Layer& other) {
+                                                                   return one.first == other.kv_heads &&
+                                                                          one.second == other.head_dim;
+                                                               }),
+                "plans beside each other have the same layers, pages and threads");
+    else
+        cache_ = Arena(page_bytes_ * limits.pages);
     size_t at = 0;
     for (auto [kv_heads, head_dim] : layers) {
         layers_.push_back({cache_.data() + at, page_bytes_, kv_heads, head_dim});

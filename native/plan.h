@@ -21,7 +21,9 @@ using PieceRef = std::tuple<const Packed*, int, int>;  // a packed matrix, its f
 class Plan {
   public:
     // layers: (kv heads, head size) of each layer of the KV cache. merge: row ops that follow each other share a phase.
-    Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers);
+    // beside: a plan whose KV cache and threads this one uses too, instead of its own; one of the two runs at a time.
+    Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers,
+         const Plan* beside = nullptr);
 
     // ---- building; extents of results decide where a phase goes: those of logits rows run last, in chunks
     void route_to(int choices);  // experts a row may choose at most; before slot buffers are made
@@ -81,6 +83,13 @@ class Plan {
         int rotary;
     };
 
+    struct Common {  // of all plans beside each other
+        explicit Common(int threads) : pool(threads) {}
+        Arena cache;
+        std::atomic<bool> busy{false};
+        Pool pool;
+    };
+
     int rows_of(Extent extent) const;
     Buffer& buffer_of(Slice s);
     View view(Slice s);
@@ -102,7 +111,6 @@ class Plan {
     int ids_;
     int choices_ = 0;
     size_t page_bytes_ = 0;
-    Arena cache_;
     std::vector<Layer> layers_;
     std::deque<Buffer> buffers_;
     std::deque<Input> inputs_;
@@ -116,10 +124,12 @@ class Plan {
     bool finished_ = false, profiling_ = false;
     double clock_ = 0;
     Live live_;
-    std::atomic<bool> busy_{false};
     int blocks_ = 0;  // of rows, of the last step
     Company company_;
-    Pool pool_;  // last: its threads end before what they use
+    std::shared_ptr<Common> common_;  // last: its threads end before what they use
+    Arena& cache_;
+    std::atomic<bool>& busy_;
+    Pool& pool_;
 };
 
 }  // namespace headrace

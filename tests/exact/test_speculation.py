@@ -7,18 +7,22 @@ next tokens are guessed: rightly (from the answers that are known), wrongly, par
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from company import Answer, Call, Recorder, alone, compare, draw_calls, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import LLM, SamplingParams
-from headrace.core.scheduler import Scheduled
+from headrace.core.scheduler import Batch, Scheduled
 from headrace.core.sequence import Sequence
+from headrace.quant.blocks import dequantize, quantize
+from headrace.runtime.draft import LookUps, SelfDraft, Tally
+from headrace.runtime.draft.fourbits import FORMAT
+from tiny_model import MIXED, write_tiny
 
 PAGE_BYTES = 2 * 2 * 64 * 2 * 32 * 2  # layers, K and V, head size, KV heads, tokens, bytes
 LENGTHS = [1, 2, 31, 33, 64, 100, 257]
@@ -33,6 +37,7 @@ class Guesser:
     def __init__(self, wanted: list[Answer], rng: random.Random, right: float, longest: int) -> None:
         self.wanted, self.rng, self.right, self.longest = wanted, rng, right, longest
         self.drafted = self.accepted = 0
+        self.tally = Tally(longest)
 
     def guesses(self, items: list[Scheduled]) -> list[tuple[Scheduled, tuple[int, ...]]]:
         able = [item for item in items if item.count == 1 and item.sample]
@@ -45,17 +50,18 @@ class Guesser:
         known = [*known[: self.longest], *([3] * self.longest)][: self.rng.randint(0, self.longest)]
         return tuple(t if self.rng.random() < self.right else self.rng.randrange(290) for t in known)
 
-    def learn(self, items: Iterable[Scheduled]) -> None:
+    def fill(self, batch: Batch) -> tuple[()]:
+        return ()
+
+    def learn(self, items: list[Scheduled]) -> int:
         for item in items:
             said = item.sequence.tokens[item.start + item.count - len(item.draft) :]
             self.drafted += len(item.draft)
             self.accepted += sum(a == b for a, b in zip(item.draft, said, strict=False))
+        return 0
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing is kept."""
-
-    def of(self, sequence: Sequence) -> tuple[int, int]:
-        return 0, 0
 
 
 def run(path: Path, calls: list[Call], wanted: list[Answer], rng: random.Random, right: float, longest: int,
@@ -132,7 +138,7 @@ def test_look_ups_change_nothing(tiny: Path, calls: list[Call], wanted: list[Ans
         schedule(recorder, calls, rng, [rng.randrange(len(calls)) for _ in range(6)])
         compare(recorder, wanted)
     speculator = recorder.engine.speculator
-    assert speculator is not None and speculator.counts.drafted > 20
+    assert isinstance(speculator, LookUps) and speculator.tally.drafted > 20
     assert not speculator._trails, "the trails of ended sequences are kept"
     recorder.engine.close()
 
@@ -140,6 +146,48 @@ def test_look_ups_change_nothing(tiny: Path, calls: list[Call], wanted: list[Ans
 def eager(recorder: Recorder) -> None:
     """Let drafted rows cost nothing, so that all guesses are drafted."""
     recorder.engine.times.drafting = lambda _, most: [1.0] * (most + 1)  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights in float32 that 4 bits hold, so that the copy says nearly the same."""
+
+    def round_off(name: str, values: np.ndarray) -> None:
+        values[:] = dequantize(FORMAT, quantize(FORMAT, values))
+
+    path = tmp_path_factory.mktemp("floats") / "floats.gguf"
+    return write_tiny(path, dict.fromkeys(MIXED, "f32"), edit=round_off)
+
+
+def test_the_copys_guesses_change_nothing(calls: list[Call], floats: Path) -> None:
+    """A model of float weights beside its own copy in 4 bits, which writes into its pages; pages are short."""
+    wanted = alone(floats, calls)
+    recorder = Recorder(floats, speculative_config={"method": "self", "num_speculative_tokens": 5},
+                        kv_cache_memory_bytes=14 * PAGE_BYTES, max_num_batched_tokens=40)  # fmt: skip
+    eager(recorder)
+    rng = random.Random(4)
+    for _ in range(4):
+        schedule(recorder, calls, rng, [rng.randrange(len(calls)) for _ in range(6)])
+        compare(recorder, wanted)
+    speculator = recorder.engine.speculator
+    assert isinstance(speculator, SelfDraft)
+    drafted, accepted = speculator.tally.drafted, speculator.tally.accepted
+    assert drafted > 100 and accepted > drafted // 4, (drafted, accepted)
+    recorder.engine.close()
+
+
+def test_a_copy_on_the_reference_back_end(floats: Path) -> None:
+    """Which promises no bits, so the tokens are compared."""
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    said = []
+    for config in (None, {"method": "self", "num_speculative_tokens": 3}):
+        with LLM(str(floats), backend="reference", max_model_len=64, speculative_config=config) as llm:
+            llm.engine.times.drafting = lambda _, most: [1.0] * (most + 1)  # type: ignore[method-assign]
+            if isinstance(llm.engine.speculator, SelfDraft):
+                llm.engine.speculator._passes[1] = 0.0  # its weights are as large here
+            said.append(llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)[0].outputs[0])
+    assert said[0].token_ids == said[1].token_ids
+    assert llm.engine.speculator is not None and llm.engine.speculator.tally.accepted > 5
 
 
 LONG = {"max_model_len": 64}
@@ -200,14 +248,14 @@ class _Known(Guesser):
 
     def __init__(self, answer: list[int]) -> None:
         self.answer = answer
-        self.rng, self.used = random.Random(0), False
+        self.rng, self.used, self.tally = random.Random(0), False, Tally(6)
 
     def _guess(self, s: Sequence) -> tuple[int, ...]:
         self.used = True
         return tuple(self.answer[s.generated :][:6])
 
-    def learn(self, items: Iterable[Scheduled]) -> None:
-        """Nothing is learnt."""
+    def learn(self, items: list[Scheduled]) -> int:
+        return 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -33,7 +33,7 @@ def packed(rows: int = VOCAB, columns: int = WIDTH, fmt: str = "f32", seed: int 
 
 def plan(threads: int = 2, **changes: Any) -> Any:
     limits = {"tokens": 64, "sequences": 2, "pages": 4, "context": 64, "vocab": VOCAB, "chunk": 32}
-    return native.Plan(isa="", threads=threads, merge=True, layers=[(1, 32)], **limits | changes)
+    return native.Plan(isa="", threads=threads, merge=True, **{"layers": [(1, 32)]} | limits | changes)
 
 
 class Parts:
@@ -381,3 +381,11 @@ def test_steps_of_other_sizes_are_not_held_against_a_disturbed_one() -> None:
 
 def test_one_thread_has_no_company() -> None:
     assert Machine(1).steps(50) == [1] * 50
+
+
+@pytest.mark.parametrize("changes", [{"pages": 3}, {"threads": 1}, {"layers": [(1, 64)]}, {"layers": [(1, 32)] * 2}])
+def test_a_plan_beside_another_has_its_cache(changes: dict[str, Any]) -> None:
+    first = plan()
+    assert plan(beside=first, tokens=8, sequences=1).page_bytes == first.page_bytes
+    with pytest.raises(ValueError, match="beside"):
+        plan(beside=first, **changes)

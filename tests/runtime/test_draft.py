@@ -13,7 +13,7 @@ from headrace.core.sampling import SamplingParams
 from headrace.core.scheduler import Scheduled
 from headrace.core.sequence import Sequence
 from headrace.program.cost import Work
-from headrace.runtime.draft import History, Speculator
+from headrace.runtime.draft import History, LookUps
 from headrace.runtime.times import StepTimes
 
 pytestmark = pytest.mark.quick
@@ -81,7 +81,7 @@ def priced(row: float) -> StepTimes:
     return times
 
 
-def copying(speculator: Speculator, steps: int, *, right: bool, sequences: int = 1) -> list[int]:
+def copying(speculator: LookUps, steps: int, *, right: bool, sequences: int = 1) -> list[int]:
     """Tokens drafted in each of the steps of sequences whose text repeats itself, or only seems to."""
     period = 40
     all_of_them = [
@@ -105,26 +105,26 @@ def copying(speculator: Speculator, steps: int, *, right: bool, sequences: int =
 
 def test_what_is_right_is_drafted_and_what_is_wrong_no_more() -> None:
     config = Speculation.of({"method": "suffix"})
-    assert min(copying(Speculator(config, priced(0.0002)), 30, right=True)) == 8
-    wrong = copying(Speculator(config, priced(0.0015)), 200, right=False)
+    assert min(copying(LookUps(config, priced(0.0002)), 30, right=True)) == 8
+    wrong = copying(LookUps(config, priced(0.0015)), 200, right=False)
     assert sum(wrong[:20]) > sum(wrong[-20:]) == 0
 
 
 @pytest.mark.parametrize("sequences", [1, 8])
 def test_rows_that_cost_as_much_as_a_step_are_not_drafted(sequences: int) -> None:
-    speculator = Speculator(Speculation.of({"method": "suffix"}), priced(0.005 / sequences))
+    speculator = LookUps(Speculation.of({"method": "suffix"}), priced(0.005 / sequences))
     assert sum(copying(speculator, 50, right=True, sequences=sequences)) == 0
 
 
 def test_no_more_is_drafted_than_was_asked_for() -> None:
-    speculator = Speculator(Speculation.of({"method": "suffix", "num_speculative_tokens": 3}), priced(0.0))
+    speculator = LookUps(Speculation.of({"method": "suffix", "num_speculative_tokens": 3}), priced(0.0))
     assert set(copying(speculator, 20, right=True)) == {3}
-    assert speculator.counts.drafted == speculator.counts.accepted == 60 and speculator.counts.at == [20, 20, 20]
-    assert speculator.of(Sequence(0, "", 0, SamplingParams(), 0, [1])) == (60, 60)
+    assert speculator.tally.told() == (20, 60, 60, [20, 20, 20])
+    assert speculator.tally.of(Sequence(0, "", 0, SamplingParams(), 0, [1])) == (60, 60)
 
 
 def test_while_a_prompt_is_computed_nothing_is_drafted() -> None:
-    speculator = Speculator(Speculation.of({"method": "suffix"}), priced(0.0))
+    speculator = LookUps(Speculation.of({"method": "suffix"}), priced(0.0))
     s = Sequence(0, "", 0, SamplingParams(), 0, [1, 2] * 8)
     chunk = Scheduled(Sequence(1, "", 0, SamplingParams(), 0, [1] * 50), 0, 30, False)
     single = Scheduled(s, 15, 1, True)

@@ -55,4 +55,8 @@ class Backend(Protocol):
         """Bytes of one KV page over all layers, known before anything is loaded."""
         ...
 
-    def executor(self, program: Program, weights: WeightSource, limits: Limits) -> Executor: ...
+    def executor(
+        self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None
+    ) -> Executor:
+        """beside: of the same program and back end, whose KV cache (and threads) it uses too; one runs at a time."""
+        ...

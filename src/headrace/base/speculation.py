@@ -12,7 +12,7 @@ from typing import Any
 from headrace.base.errors import SettingError
 
 FIELD = "speculative_config"
-METHODS = ("ngram", "suffix")
+METHODS = ("ngram", "suffix", "self")
 MOST = 16  # tokens that may be drafted after one
 
 
@@ -21,7 +21,8 @@ class Speculation:
     """Names are vLLM's.
 
     method: "ngram" goes on as the text did where its last prompt_lookup_min to prompt_lookup_max tokens stood before;
-    "suffix" the same with as many tokens as agree. num_speculative_tokens: the most that are drafted after one token.
+    "suffix" the same with as many tokens as agree; "self", which vLLM has not, asks a copy of the model in 4 bits.
+    num_speculative_tokens: the most that are drafted after one token.
     """
 
     method: str

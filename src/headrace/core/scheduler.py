@@ -210,13 +210,15 @@ class Scheduler:
         """Let items of the batch that was just scheduled compute guessed tokens besides, as many of each as fit.
 
         They get what the step has left of rows and pages, and nobody gives way to a guess. What would come after the
-        end of a sequence is left out. Items: those that lack one token and draw.
+        end of a sequence is left out. Items: those that lack one token and draw; other guesses take the place of those
+        that they have.
         """
         assert batch is self._open
         for item, tokens in guesses:
             sequence = item.sequence
-            assert item.sample and item.count == 1 and self.limits.kv_cache
-            end = item.start + 1
+            assert item.sample and item.count == 1 + len(item.draft) and self.limits.kv_cache
+            self._left += len(item.draft)
+            item.draft, item.count, end = (), 1, item.start + 1
             most = min(self._left, sequence.max_len - end - 1, self._room(sequence) - end)
             most = next(
                 (n for n, token in enumerate(tokens[:most]) if token in sequence.stop_ids), min(most, len(tokens))
@@ -226,6 +228,7 @@ class Scheduler:
                 item.count += most
                 self._left -= most
                 self._grow(batch, sequence, end + most)
+            self._trim(sequence, end + max(most, 0))
 
     def commit(self, batch: Batch, outcome: Outcome) -> list[Sequence]:
         """Take in a step's outcome; the sequences that ended by it. Those ended since `schedule` are left alone."""
@@ -519,9 +522,9 @@ class Scheduler:
     def _salt(self, sequence: Sequence) -> Salt:
         return (self.salt, sequence.salt)
 
-    def _trim(self, sequence: Sequence) -> None:
-        """Give back the pages beyond `computed`."""
-        held = _pages_for(sequence.computed, self.limits.page_size)
+    def _trim(self, sequence: Sequence, end: int | None = None) -> None:
+        """Give back the pages beyond position `end`, by default `computed`."""
+        held = _pages_for(sequence.computed if end is None else end, self.limits.page_size)
         if held < len(sequence.pages):
             self.pool.give(sequence.pages[held:])
             del sequence.pages[held:]

@@ -23,7 +23,7 @@ from headrace.engine.messages import STEP_TOKENS, Add, ModelInfo, Stats, Update,
 from headrace.program.cost import work
 from headrace.program.roof import Rates
 from headrace.runtime.amounts import Amounts
-from headrace.runtime.draft import Speculator
+from headrace.runtime.draft import LookUps, SelfDraft, Speculator
 from headrace.runtime.load import LoadedModel
 from headrace.runtime.runner import Runner, StepResult, TokenLogprobs
 from headrace.runtime.times import Pace, StepTimes
@@ -70,7 +70,7 @@ class Engine:
         )
         self.speculator: Speculator | None = None
         if settings.speculative_config is not None and settings.kv_cache:
-            self.speculator = Speculator(Speculation.of(settings.speculative_config), self.times)
+            self.speculator = self._speculator(Speculation.of(settings.speculative_config))
         self.trace = StepTrace()
         self.ledger = Ledger(self.times)
         self._requests: dict[str, list[Sequence]] = {}
@@ -84,6 +84,12 @@ class Engine:
         self._sizes = [0] * (len(STEP_TOKENS) + 1)
         self._schedule_s = self._run_s = self._commit_s = 0.0
         self._owed = 0.0  # seconds of the last commit, which the next step is charged
+
+    def _speculator(self, config: Speculation) -> Speculator:
+        if config.method != "self":
+            return LookUps(config, self.times)
+        assert self.model.copy is not None
+        return SelfDraft(config, self.times, self.model.copy, self.runner, self.model.copy_share)
 
     @property
     def has_work(self) -> bool:
@@ -182,11 +188,13 @@ class Engine:
         for sequence in batch.preempted:
             self.runner.forget(sequence)
             self.ledger.preempted(sequence)
-        guesses = [] if self.speculator is None else self.speculator.guesses(batch.items)
-        if guesses:
-            self.scheduler.draft(batch, guesses)
-        t1 = time.monotonic()
+        t1, drafted = time.monotonic(), False
         try:
+            if self.speculator is not None and (guesses := self.speculator.guesses(batch.items)):
+                self.scheduler.draft(batch, guesses)
+                self.scheduler.draft(batch, self.speculator.fill(batch))
+                drafted = True
+                t1 = time.monotonic()
             result = self.runner.run(batch)
         except Exception as error:
             log.exception("a step failed; its requests end with an error")
@@ -196,7 +204,7 @@ class Engine:
         t2 = time.monotonic()
         self._charge(batch, t0, t1, t2, again=result.again)
         ended = self.scheduler.commit(batch, result.outcome)
-        accepted = self.speculator.learn(batch.items) if guesses and self.speculator is not None else 0
+        accepted = self.speculator.learn(batch.items) if drafted and self.speculator is not None else 0
         for item in batch.items:
             sequence = item.sequence
             new = sequence.tokens[item.start + item.count - len(item.draft) :] if item.sample else []
@@ -298,7 +306,7 @@ class Engine:
             sequence.preemptions,
             self.ledger.entries[number].scheduled,
             None if finish is None else self.ledger.close(sequence, time.monotonic()),
-            *(() if self.speculator is None else self.speculator.of(sequence)),
+            *(() if self.speculator is None else self.speculator.tally.of(sequence)),
         )
 
     def _collect_prompt(self, sequence: Sequence, result: StepResult) -> None:
@@ -340,7 +348,7 @@ class Engine:
             self.amounts.bytes,
             self.amounts.macs,
             self.amounts.seconds,
-            *(() if self.speculator is None else self.speculator.counts.as_told()),
+            *(() if self.speculator is None else self.speculator.tally.told()),
         )
 
     def records(self, last: int) -> list[dict[str, Any]]:
@@ -354,6 +362,8 @@ class Engine:
     def close(self) -> None:
         """Free the model's memory and threads."""
         self.model.executor.close()
+        if self.model.copy is not None:
+            self.model.copy.close()
 
 
 def _wire(entry: TokenLogprobs) -> WireLogprobs:

@@ -16,6 +16,7 @@ from headrace.backends import Backend, Limits
 from headrace.backends.registry import backend_named
 from headrace.base.errors import SettingError
 from headrace.base.settings import PAGE, EngineSettings
+from headrace.base.speculation import Speculation
 from headrace.engine.engine import Engine, context_length, page_count
 from headrace.engine.messages import ModelInfo
 from headrace.engine.requests import OWN, own_defaults
@@ -98,7 +99,7 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
     context = context_length(settings, prepared.config.context)
     vocab = min(vocab_size, prepared.config.vocab)
     limits = _limits(settings, prepared, backend, context, vocab)
-    model = load_model(prepared, backend, limits)
+    model = load_model(prepared, backend, limits, copied=_copies(settings))
     info = ModelInfo(
         name=settings.model,
         architecture=prepared.config.architecture,
@@ -123,7 +124,7 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
 def _limits(settings: EngineSettings, prepared: Prepared, backend: Backend, context: int, vocab: int) -> Limits:
     tokens = settings.max_num_batched_tokens if settings.kv_cache else max(settings.max_num_batched_tokens, context)
     page_bytes = backend.page_bytes(prepared.program)
-    weight_bytes = sum(prepared.sizes().values())
+    weight_bytes = sum(prepared.sizes().values()) * (2 if _copies(settings) else 1)  # the copy takes less
     return Limits(
         tokens=tokens,
         sequences=settings.max_num_seqs,
@@ -132,6 +133,12 @@ def _limits(settings: EngineSettings, prepared: Prepared, backend: Backend, cont
         vocab=vocab,
         threads=settings.threads,
     )
+
+
+def _copies(settings: EngineSettings) -> bool:
+    """Whether a copy of the model in 4 bits drafts for it."""
+    config = settings.speculative_config
+    return config is not None and settings.kv_cache and Speculation.of(config).method == "self"
 
 
 def available_memory() -> int:

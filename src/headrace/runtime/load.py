@@ -7,7 +7,7 @@ left over which the model would have needed. Does not know requests, text or how
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from headrace.models.registry import KNOWN
 from headrace.program import Part, Program, WeightData
 from headrace.program.cost import kv_bytes_per_token
 from headrace.quant.blocks import check_finite, dequantize
+from headrace.runtime.draft.fourbits import FourBits
 from headrace.weights import Checkpoint, Tensor, open_checkpoint
 
 Bytes = NDArray[np.uint8]
@@ -58,6 +59,8 @@ class LoadedModel:
     """A model that can run; nothing of its file is kept.
 
     fingerprint: of the checkpoint it came from. sizes: bytes of each weight, for `program.cost`.
+    copy: the same with weights of 4 bits, on the same KV cache, if it was asked for; copy_share: bytes of its weights
+    over the model's.
     """
 
     config: Config
@@ -65,6 +68,11 @@ class LoadedModel:
     executor: Executor
     fingerprint: str
     sizes: Mapping[str, int]
+    copy: Executor | None = None
+
+    @property
+    def copy_share(self) -> float:
+        return self.copy.weight_bytes / self.executor.weight_bytes if self.copy is not None else 0.0
 
 
 def prepare(source: Path | Checkpoint) -> Prepared:
@@ -81,12 +89,22 @@ def prepare(source: Path | Checkpoint) -> Prepared:
     return Prepared(checkpoint, model, program, CheckpointWeights(checkpoint, model))
 
 
-def load_model(prepared: Prepared, backend: Backend, limits: Limits) -> LoadedModel:
-    """The model, lowered by `backend`. Closes the checkpoint: its weights are in the executor now."""
+def load_model(prepared: Prepared, backend: Backend, limits: Limits, copied: bool = False) -> LoadedModel:
+    """The model, lowered by `backend`. Closes the checkpoint: its weights are in the executor now.
+
+    copied: with a `copy`.
+    """
     fingerprint, sizes = prepared.checkpoint.fingerprint, prepared.sizes()
     executor = backend.executor(prepared.program, prepared.weights, limits)
+    copy = _copy(prepared, backend, limits, executor) if copied else None
     prepared.checkpoint.close()
-    return LoadedModel(prepared.config, prepared.program, executor, fingerprint, sizes)
+    return LoadedModel(prepared.config, prepared.program, executor, fingerprint, sizes, copy)
+
+
+def _copy(prepared: Prepared, backend: Backend, limits: Limits, executor: Executor) -> Executor:
+    routers = frozenset(op.weights[0] for op in prepared.program.ops if op.kind == "route")
+    weights = FourBits(prepared.weights, executor.threads, kept=routers)
+    return backend.executor(prepared.program, weights, replace(limits, tokens=limits.sequences), beside=executor)
 
 
 def _with_rope_factors(checkpoint: Checkpoint, model: Model) -> Model:

@@ -176,6 +176,37 @@ class Runner:
         result.again = again
         return result
 
+    def guessing(self, items: list[Scheduled], fresh: list[int]) -> Step:
+        """A step of each item's first row, which draws by its settings but for what they say of tokens said before.
+
+        The page tables reach as far as the items' rows.
+        """
+        slots = [self._slot(item.sequence) for item in items]
+        which = np.array([slot.index for slot in slots], np.int32)
+        start = np.array([item.start for item in items], np.int32)
+        count, width = len(items), -(-max(item.start + item.count for item in items) // PAGE)
+        indptr, each = np.zeros(count + 1, np.int32), np.arange(count + 1, dtype=np.int32)
+        settings = {name: column[which] for name, column in self._settings.items()}
+        settings["logprobs"] = none = np.full(count, -1, np.int32)
+        return Step(
+            tokens=np.array([item.sequence.tokens[item.start] for item in items], np.int32),
+            positions=start,
+            query_start=each,
+            context=start + np.int32(1),
+            page_indptr=each * np.int32(width),
+            pages=self._table[which, :width].reshape(-1),
+            fresh=np.array(fresh, np.int32),
+            logit_rows=each[:-1],
+            sampling=Sampling(
+                **settings,
+                position=start + np.int32(1),
+                target=none,
+                bias_indptr=indptr, bias_ids=_NO_IDS, bias_values=_NO_VALUES,
+                penalty_indptr=indptr, penalty_ids=_NO_IDS, penalty_counts=_NO_IDS,
+                mask_rows=none, masks=np.zeros((0, -(-self._vocab // 32)), np.int32),
+            ),
+        )  # fmt: skip
+
     def forget(self, sequence: Sequence) -> None:
         """The sequence has ended or gives way: its slot is free."""
         slot = self._slots.pop(sequence.id, None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace._native import Plan, isa_names, multiply_rate, read_rate
-from headrace.backends import Limits
+from headrace.backends import Executor, Limits
 from headrace.backends.cpu.lower import Lowering, gated_weights
 from headrace.backends.cpu.threads import default_threads
 from headrace.backends.cpu.weights import Loaded, load
@@ -39,9 +39,12 @@ class CpuBackend:
         """Bytes of one KV page over all layers: float16; rows of values are padded to 16."""
         return sum(_layer_bytes(*layer) for layer in _layers(program))
 
-    def executor(self, program: Program, weights: WeightSource, limits: Limits) -> CpuExecutor:
+    def executor(
+        self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None
+    ) -> CpuExecutor:
         """Raises `SettingError` for an instruction set or head size that can't be, `CapacityError` without memory."""
-        return CpuExecutor(program, weights, limits, _isa(self.isa), self.merge, self.bf16)
+        assert beside is None or isinstance(beside, CpuExecutor)
+        return CpuExecutor(program, weights, limits, _isa(self.isa), self.merge, self.bf16, beside)
 
 
 def _isa(asked: str | None) -> str:
@@ -83,7 +86,14 @@ class CpuExecutor:
     """A program as a native plan, with its packed weights and its KV cache. `run` is not re-entrant."""
 
     def __init__(
-        self, program: Program, weights: WeightSource, limits: Limits, isa: str, merge: bool = True, bf16: bool = False
+        self,
+        program: Program,
+        weights: WeightSource,
+        limits: Limits,
+        isa: str,
+        merge: bool = True,
+        bf16: bool = False,
+        beside: CpuExecutor | None = None,
     ) -> None:
         layers = _layers(program)
         self.isa, self.threads = isa, limits.threads or default_threads()
@@ -94,7 +104,7 @@ class CpuExecutor:
             self._weights: Loaded | None = load(
                 program.weights.values(), weights, self.threads, exact=routers, halved=gated_weights(program)
             )
-            self._plan: Plan | None = self._make_plan(limits, layers)
+            self._plan: Plan | None = self._make_plan(limits, layers, beside)
             self._lowering = Lowering(self._plan, program, self._weights, merge, limits.context, bf16)
             self._lowering.lower()
         except MemoryError as e:
@@ -107,7 +117,7 @@ class CpuExecutor:
         self.weight_bytes = self._weights.nbytes
         self.page_bytes = self._plan.page_bytes
 
-    def _make_plan(self, limits: Limits, layers: list[tuple[int, int]]) -> Plan:
+    def _make_plan(self, limits: Limits, layers: list[tuple[int, int]], beside: CpuExecutor | None) -> Plan:
         return Plan(
             isa=self.isa,
             threads=self.threads,
@@ -119,6 +129,7 @@ class CpuExecutor:
             vocab=limits.vocab,
             chunk=LOGITS_AT_ONCE if self._merge else limits.tokens,
             layers=layers,
+            beside=None if beside is None else beside._plan,
         )
 
     def run(self, step: Step) -> Sampled:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from headrace.backends import Limits
+from headrace.backends import Executor, Limits
 from headrace.base.settings import PAGE
 from headrace.program import Program, Rope, Sampled, Step, Weight, WeightSource
 from headrace.program.cost import kv_bytes_per_token
@@ -34,8 +34,14 @@ class ReferenceBackend:
         """Bytes of one KV page over all layers: float32 in both formats."""
         return _page_bytes(program)
 
-    def executor(self, program: Program, weights: WeightSource, limits: Limits) -> ReferenceExecutor:
-        return ReferenceExecutor(program, weights, limits, self.kv_format)
+    def executor(
+        self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None
+    ) -> ReferenceExecutor:
+        made = ReferenceExecutor(program, weights, limits, self.kv_format)
+        if beside is not None:
+            assert isinstance(beside, ReferenceExecutor)
+            made._cache = beside._cache
+        return made
 
 
 def _page_bytes(program: Program) -> int:

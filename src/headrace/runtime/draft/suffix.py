@@ -12,17 +12,16 @@ of the time of steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
 import numpy as np
 
 from headrace.base.speculation import Speculation
-from headrace.core.scheduler import Scheduled
+from headrace.core.scheduler import Batch, Scheduled
 from headrace.core.sequence import Sequence
 from headrace.runtime.draft.lookup import History
+from headrace.runtime.draft.tally import Tally
 from headrace.runtime.times import StepTimes
 
 Guess = tuple[Scheduled, tuple[int, ...]]
@@ -39,36 +38,21 @@ _LOOK_UP = 30e-6  # seconds, with cold caches
 _SHARE = 0.01  # of the time of steps, for look-ups
 
 
-@dataclass(slots=True)
-class Counts:
-    """drafts: chains that were verified. drafted, accepted: their tokens. at: accepted ones by place in the chain."""
-
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    at: list[int] = field(default_factory=list)
-
-    def as_told(self) -> tuple[int, int, int, list[int]]:
-        """In this order."""
-        return self.drafts, self.drafted, self.accepted, self.at
-
-
 class _Trail(History):
     """One sequence's tokens, and how good guesses at them were."""
 
-    __slots__ = ("accepted", "chances", "drafted")
+    __slots__ = ("chances",)
 
     def __init__(self, tokens: list[int], chances: list[float]) -> None:
         super().__init__(tokens)
         self.chances = chances.copy()
-        self.drafted = self.accepted = 0
 
 
-class Speculator:
-    """Drafts for the sequences of one engine. times: prices of steps."""
+class LookUps:
+    """Guesses that a text goes on as it did before. times: prices of steps."""
 
     def __init__(self, config: Speculation, times: StepTimes) -> None:
-        self.counts = Counts(at=[0] * config.num_speculative_tokens)
+        self.tally = Tally(config.num_speculative_tokens)
         self._config = config
         self._times = times
         self._trails: dict[int, _Trail] = {}
@@ -94,34 +78,18 @@ class Speculator:
                 chains.append((item, chain))
         return self._choose(chains, seconds, len(items)) if chains else []
 
-    def learn(self, items: Iterable[Scheduled]) -> int:
+    def fill(self, batch: Batch) -> tuple[Guess, ...]:
+        """All guesses are known at once."""
+        return ()
+
+    def learn(self, items: list[Scheduled]) -> int:
         """A step with drafts has been taken in; how many of these tokens were right."""
-        before = self.counts.accepted
-        for item in items:
-            if item.draft:
-                said = item.sequence.tokens[item.start + item.count - len(item.draft) :]
-                right = sum([a == b for a, b in zip(item.draft, said, strict=False)])
-                self._count(item, right)
-        return self.counts.accepted - before
+        return sum([right for _, right in self.tally.add(items)])
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing more is asked about a sequence."""
         self._trails.pop(sequence.id, None)
-
-    def of(self, sequence: Sequence) -> tuple[int, int]:
-        """Tokens drafted for a sequence so far, and those accepted."""
-        trail = self._trails.get(sequence.id)
-        return (0, 0) if trail is None else (trail.drafted, trail.accepted)
-
-    def _count(self, item: Scheduled, right: int) -> None:
-        trail, counts = self._trails[item.sequence.id], self.counts
-        trail.drafted += len(item.draft)
-        trail.accepted += right
-        counts.drafts += 1
-        counts.drafted += len(item.draft)
-        counts.accepted += right
-        for n in range(right):
-            counts.at[n] += 1
+        self.tally.forget(sequence)
 
     # -- what a guess is worth
 
