@@ -11,10 +11,12 @@ from fake_engine import FakeEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace.base.errors import SettingError
 from headrace.serve.app import App
 from headrace.serve.errors import shown
 from headrace.serve.fields import CHAT as CHAT_FIELDS
 from headrace.serve.fields import COMPLETION
+from headrace.serve.settings import ServeSettings
 
 pytest_plugins = ["serve_fixtures"]
 
@@ -277,6 +279,16 @@ async def test_messages_of_too_many_values_are_refused(client: httpx.AsyncClient
     error = error_of(await client.post(CHAT, json={"messages": [{"role": "assistant", "tool_calls": [call]}]}))
     assert error["message"] == "messages hold more than 1024 JSON values."
     await good(client)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"served_model_name": ("a", "")}, {"served_model_name": ("a\nb",)}, {"max_body_bytes": 0}, {"max_connections": 0}],
+)
+def test_settings_that_serve_nobody(given: dict[str, Any]) -> None:
+    with pytest.raises(SettingError) as error:
+        ServeSettings(**given)
+    assert error.value.param == next(iter(given))
 
 
 async def test_variables_of_the_template_count_too(client: httpx.AsyncClient) -> None:

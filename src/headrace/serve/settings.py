@@ -85,6 +85,10 @@ class ServeSettings:
         if self.reasoning_field not in REASONING_FIELDS:
             known = ", ".join(REASONING_FIELDS)
             raise SettingError(f"reasoning_field must be one of {known}", param="reasoning_field")
+        if not all(name and name.isprintable() for name in self.served_model_name):
+            raise SettingError("served_model_name must be names of printable characters", param="served_model_name")
+        if self.max_body_bytes < 1:
+            raise SettingError("max_body_bytes must be 1 or more", param="max_body_bytes")
         parse_goals(self.goodput)
         price = self.price_per_hour
         if price is not None and not 0 <= price < math.inf:
