@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from headrace import LLM, SamplingParams
 from headrace.core.scheduler import Batch, Scheduled
 from headrace.core.sequence import Sequence
+from headrace.engine.engine import Engine
 from headrace.quant.blocks import dequantize, quantize
 from headrace.runtime.draft import LookUps, SelfDraft, Tally
 from headrace.runtime.draft.fourbits import FORMAT
@@ -53,7 +54,7 @@ class Guesser:
     def fill(self, batch: Batch) -> tuple[()]:
         return ()
 
-    def learn(self, items: list[Scheduled]) -> int:
+    def learn(self, items: list[Scheduled], seconds: float) -> int:
         for item in items:
             said = item.sequence.tokens[item.start + item.count - len(item.draft) :]
             self.drafted += len(item.draft)
@@ -132,7 +133,7 @@ def test_no_guess_changes_a_bit_in_many_schedules(tiny: Path, seed: int) -> None
 ])  # fmt: skip
 def test_look_ups_change_nothing(tiny: Path, calls: list[Call], wanted: list[Answer], config: dict[str, Any]) -> None:
     recorder = Recorder(tiny, speculative_config=config)
-    eager(recorder)
+    eager(recorder.engine)
     rng = random.Random(3)
     for _ in range(3):
         schedule(recorder, calls, rng, [rng.randrange(len(calls)) for _ in range(6)])
@@ -143,9 +144,13 @@ def test_look_ups_change_nothing(tiny: Path, calls: list[Call], wanted: list[Ans
     recorder.engine.close()
 
 
-def eager(recorder: Recorder) -> None:
-    """Let drafted rows cost nothing, so that all guesses are drafted."""
-    recorder.engine.times.drafting = lambda _, most: [1.0] * (most + 1)  # type: ignore[method-assign]
+def eager(engine: Engine) -> None:
+    """Let drafted rows, and passes of a copy, cost nothing, so that all guesses are drafted."""
+    speculator = engine.speculator
+    assert isinstance(speculator, LookUps | SelfDraft)
+    speculator._prices.of = lambda items: [1.0] * (16 * len(items))  # type: ignore[method-assign]
+    if isinstance(speculator, SelfDraft):
+        speculator._passes = dict.fromkeys(range(17), 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +169,7 @@ def test_the_copys_guesses_change_nothing(calls: list[Call], floats: Path) -> No
     wanted = alone(floats, calls)
     recorder = Recorder(floats, speculative_config={"method": "self", "num_speculative_tokens": 5},
                         kv_cache_memory_bytes=14 * PAGE_BYTES, max_num_batched_tokens=40)  # fmt: skip
-    eager(recorder)
+    eager(recorder.engine)
     rng = random.Random(4)
     for _ in range(4):
         schedule(recorder, calls, rng, [rng.randrange(len(calls)) for _ in range(6)])
@@ -182,9 +187,8 @@ def test_a_copy_on_the_reference_back_end(floats: Path) -> None:
     said = []
     for config in (None, {"method": "self", "num_speculative_tokens": 3}):
         with LLM(str(floats), backend="reference", max_model_len=64, speculative_config=config) as llm:
-            llm.engine.times.drafting = lambda _, most: [1.0] * (most + 1)  # type: ignore[method-assign]
-            if isinstance(llm.engine.speculator, SelfDraft):
-                llm.engine.speculator._passes[1] = 0.0  # its weights are as large here
+            if config is not None:
+                eager(llm.engine)
             said.append(llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)[0].outputs[0])
     assert said[0].token_ids == said[1].token_ids
     assert llm.engine.speculator is not None and llm.engine.speculator.tally.accepted > 5
@@ -254,7 +258,7 @@ class _Known(Guesser):
         self.used = True
         return tuple(self.answer[s.generated :][:6])
 
-    def learn(self, items: list[Scheduled]) -> int:
+    def learn(self, items: list[Scheduled], seconds: float) -> int:
         return 0
 
 
@@ -277,3 +281,22 @@ def test_what_is_forbidden_depends_on_the_guesses_before(tiny: Path, temperature
     assert all(answer.tokens[0] != said for answer in wanted)
     for longest in (2, 5, 12):
         run(tiny, calls, wanted, random.Random(longest), 1.0, longest, rounds=2)
+
+
+@pytest.mark.parametrize("prompt", [[77] * 48, [77], [77, 78] * 3, [*range(3, 60), 5, 6]])
+def test_ngrams_of_a_text_that_repeats_itself(tiny: Path, prompt: list[int]) -> None:
+    """Greedy answers to one word again and again, to prompts shorter than an n-gram, to a match at the very end."""
+    calls = [Call(tuple(prompt), SamplingParams(max_tokens=32, temperature=0, ignore_eos=True), 0)]
+    wanted = alone(tiny, calls)
+    config = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5, "num_speculative_tokens": 4}
+    recorder = Recorder(tiny, speculative_config=config)
+    eager(recorder.engine)
+    recorder.add("0.0", calls[0])
+    recorder.drain()
+    compare(recorder, wanted)
+    recorder.engine.close()
+
+
+def test_without_a_kv_cache_nothing_is_guessed(tiny: Path) -> None:
+    with LLM(str(tiny), kv_cache=False, max_model_len=64, speculative_config={"method": "self"}) as llm:
+        assert llm.engine.speculator is None and llm.engine.model.copy is None

@@ -81,8 +81,11 @@ def priced(row: float) -> StepTimes:
     return times
 
 
-def copying(speculator: LookUps, steps: int, *, right: bool, sequences: int = 1) -> list[int]:
-    """Tokens drafted in each of the steps of sequences whose text repeats itself, or only seems to."""
+def copying(speculator: LookUps, steps: int, *, right: bool, sequences: int = 1, row: float = 0.0) -> list[int]:
+    """Tokens drafted in each of the steps of sequences whose text repeats itself, or only seems to.
+
+    row: seconds that a drafted token really takes.
+    """
     period = 40
     all_of_them = [
         Sequence(i, str(i), 0, SamplingParams(max_tokens=None), 0, list(range(period)) * 2) for i in range(sequences)
@@ -99,7 +102,7 @@ def copying(speculator: LookUps, steps: int, *, right: bool, sequences: int = 1)
             accepted = len(item.draft) if right else 0
             new = [len(s.tokens) + n for n in range(accepted + 1)]
             s.tokens += [n % period if right or step % 2 else 1000 + n for n in new]
-        speculator.learn(items)
+        speculator.learn(items, 0.005 + row * sum(len(item.draft) for item in items))
     return drafted
 
 
@@ -114,6 +117,14 @@ def test_what_is_right_is_drafted_and_what_is_wrong_no_more() -> None:
 def test_rows_that_cost_as_much_as_a_step_are_not_drafted(sequences: int) -> None:
     speculator = LookUps(Speculation.of({"method": "suffix"}), priced(0.005 / sequences))
     assert sum(copying(speculator, 50, right=True, sequences=sequences)) == 0
+
+
+def test_rows_that_cost_more_than_was_predicted_are_drafted_no_more() -> None:
+    config = Speculation.of({"method": "suffix"})
+    drafted = copying(LookUps(config, priced(0.0002)), 300, right=True, sequences=8, row=0.001)
+    assert sum(drafted[:20]) > 200 and sum(drafted[-200:]) < sum(drafted[:20]), drafted
+    drafted = copying(LookUps(config, priced(0.0002)), 300, right=True, sequences=8, row=0.0002)
+    assert min(drafted[-200:]) > 30, drafted
 
 
 def test_no_more_is_drafted_than_was_asked_for() -> None:

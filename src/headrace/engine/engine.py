@@ -188,12 +188,11 @@ class Engine:
         for sequence in batch.preempted:
             self.runner.forget(sequence)
             self.ledger.preempted(sequence)
-        t1, drafted = time.monotonic(), False
+        t1 = time.monotonic()
         try:
             if self.speculator is not None and (guesses := self.speculator.guesses(batch.items)):
                 self.scheduler.draft(batch, guesses)
                 self.scheduler.draft(batch, self.speculator.fill(batch))
-                drafted = True
                 t1 = time.monotonic()
             result = self.runner.run(batch)
         except Exception as error:
@@ -204,7 +203,7 @@ class Engine:
         t2 = time.monotonic()
         self._charge(batch, t0, t1, t2, again=result.again)
         ended = self.scheduler.commit(batch, result.outcome)
-        accepted = self.speculator.learn(batch.items) if drafted and self.speculator is not None else 0
+        accepted = 0 if self.speculator is None else self.speculator.learn(batch.items, t2 - t1)
         for item in batch.items:
             sequence = item.sequence
             new = sequence.tokens[item.start + item.count - len(item.draft) :] if item.sample else []

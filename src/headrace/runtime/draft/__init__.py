@@ -23,7 +23,8 @@ class Speculator(Protocol):
     """Guesses for the sequences of one engine.
 
     guesses: asked for a step's items before it runs; UNKNOWN stands for tokens that are guessed only once rows and
-    pages are there for them: `fill` then says which they are. learn: after a step with drafts; how many were right.
+    pages are there for them: `fill` then says which they are. learn: after a step, with its seconds; how many
+    were right.
     """
 
     tally: Tally
@@ -32,6 +33,6 @@ class Speculator(Protocol):
 
     def fill(self, batch: Batch) -> Items[tuple[Scheduled, tuple[int, ...]]]: ...
 
-    def learn(self, items: list[Scheduled]) -> int: ...
+    def learn(self, items: list[Scheduled], seconds: float) -> int: ...
 
     def forget(self, sequence: Sequence) -> None: ...

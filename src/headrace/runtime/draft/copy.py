@@ -18,6 +18,7 @@ from headrace.backends import Executor
 from headrace.base.speculation import Speculation
 from headrace.core.scheduler import Batch, Scheduled
 from headrace.core.sequence import Sequence
+from headrace.runtime.draft.prices import Prices
 from headrace.runtime.draft.tally import Tally
 from headrace.runtime.runner import Runner
 from headrace.runtime.times import StepTimes
@@ -40,7 +41,7 @@ class SelfDraft:
     def __init__(self, config: Speculation, times: StepTimes, copy: Executor, runner: Runner, share: float) -> None:
         self.tally = Tally(config.num_speculative_tokens)
         self._most = config.num_speculative_tokens
-        self._times = times
+        self._prices = Prices(times, config.num_speculative_tokens)
         self._copy = copy
         self._runner = runner
         self._share = share
@@ -71,8 +72,9 @@ class SelfDraft:
         self._passes[len(items)] = before + _SLOW * (taken - before)
         return [(item, _allowed(item.sequence, chain)) for item, chain in zip(items, chains, strict=True)]
 
-    def learn(self, items: list[Scheduled]) -> int:
-        """A step with drafts has been taken in; how many of these tokens were right."""
+    def learn(self, items: list[Scheduled], seconds: float) -> int:
+        """A step has been taken in, which took so long; how many drafted tokens were right."""
+        self._prices.learn(items, seconds)
         verified = self.tally.add(items)
         for item, right in verified:
             chance = self._chances.get(item.sequence.id, self._chance)
@@ -95,11 +97,11 @@ class SelfDraft:
         if self._idle >= _PROBE:
             return 1
         chances = [self._chances.get(item.sequence.id, self._chance) for item in able]
-        seconds = self._times.drafting(items, self._most * len(able))
+        seconds = self._prices.of(items)
         each = self._passes.get(len(able), self._share * seconds[0])
         tokens, best, kept = float(len(items)), _GAIN * len(items) / seconds[0], 0
         right = [1.0] * len(able)
-        for n in range(1, self._most + 1):
+        for n in range(1, min(self._most, (len(seconds) - 1) // len(able)) + 1):
             right = [a * b for a, b in zip(right, chances, strict=True)]
             tokens += sum(right)
             rate = tokens / (seconds[n * len(able)] + _EXTRA + n * each)

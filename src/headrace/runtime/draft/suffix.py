@@ -15,12 +15,11 @@ from __future__ import annotations
 from itertools import accumulate
 from operator import mul
 
-import numpy as np
-
 from headrace.base.speculation import Speculation
 from headrace.core.scheduler import Batch, Scheduled
 from headrace.core.sequence import Sequence
 from headrace.runtime.draft.lookup import History
+from headrace.runtime.draft.prices import Prices
 from headrace.runtime.draft.tally import Tally
 from headrace.runtime.times import StepTimes
 
@@ -32,7 +31,6 @@ _OWN, _SHARED = 0.1, 0.01  # what one guess changes of a sequence's chances, and
 _LEAST = 0.05  # less likely guesses are not looked at
 _EXTRA = 120e-6  # seconds: what a step that cannot go on from the last one's arrays takes besides
 _GAIN = 1.02  # what a draft must promise: tokens a second against none
-_FRESH = 32  # steps after which prices are asked for again
 _CROWD = 16  # sequences beyond which nothing is guessed
 _LOOK_UP = 30e-6  # seconds, with cold caches
 _SHARE = 0.01  # of the time of steps, for look-ups
@@ -54,10 +52,9 @@ class LookUps:
     def __init__(self, config: Speculation, times: StepTimes) -> None:
         self.tally = Tally(config.num_speculative_tokens)
         self._config = config
-        self._times = times
+        self._prices = Prices(times, config.num_speculative_tokens)
         self._trails: dict[int, _Trail] = {}
         self._chances = list(CHANCES)
-        self._prices: dict[int, tuple[int, list[float], bool]] = {}  # by sequences: when, seconds by rows, hope
         self._steps = 0
         self._credit = 0.0  # seconds that look-ups may take
 
@@ -66,8 +63,8 @@ class LookUps:
         self._steps += 1
         if len(items) > _CROWD or not all(item.count == 1 and item.sample for item in items):
             return []
-        seconds, hope = self._price(items)
-        if not hope:
+        seconds = self._prices.of(items)
+        if not self._hope(len(items), seconds):
             return []
         self._credit = min(self._credit + _SHARE * seconds[0], _CROWD * _LOOK_UP)
         chains: list[tuple[Scheduled, list[float]]] = []
@@ -82,8 +79,9 @@ class LookUps:
         """All guesses are known at once."""
         return ()
 
-    def learn(self, items: list[Scheduled]) -> int:
-        """A step with drafts has been taken in; how many of these tokens were right."""
+    def learn(self, items: list[Scheduled], seconds: float) -> int:
+        """A step has been taken in, which took so long; how many drafted tokens were right."""
+        self._prices.learn(items, seconds)
         return sum([right for _, right in self.tally.add(items)])
 
     def forget(self, sequence: Sequence) -> None:
@@ -119,18 +117,10 @@ class LookUps:
 
     # -- what it costs
 
-    def _price(self, items: list[Scheduled]) -> tuple[list[float], bool]:
-        """Seconds of the step with 0, 1, ... drafted tokens, and whether likely ones could pay at all."""
-        count = len(items)
-        known = self._prices.get(count)
-        if known is None or self._steps - known[0] >= _FRESH:
-            most = min(count * self._config.num_speculative_tokens, 64)
-            seconds = self._times.drafting(items, most)
-            drafted = np.arange(1, most + 1)
-            rate = (count + CHANCES[_LAST] * drafted) / (np.array(seconds[1:]) + _EXTRA)
-            known = self._steps, seconds, bool(rate.max() > _GAIN * count / seconds[0])
-            self._prices[count] = known
-        return known[1], known[2]
+    def _hope(self, count: int, seconds: list[float]) -> bool:
+        """Whether likely guesses could pay at all. seconds: see `Prices.of`."""
+        least = _GAIN * count / seconds[0]
+        return any((count + CHANCES[_LAST] * n) / (each + _EXTRA) > least for n, each in enumerate(seconds))
 
     def _choose(self, chains: list[tuple[Scheduled, list[float]]], seconds: list[float], sequences: int) -> list[Guess]:
         """The likeliest guesses first, up to where the step gives most tokens a second."""
