@@ -13,12 +13,15 @@ _MAKERS = {
 }
 
 
-def backend_named(name: str, isa: str = "", bf16: bool = False) -> Backend:
-    """The back end of that name; isa, bf16: see `CpuBackend`; isa "" is the best there is."""
+def backend_named(name: str, isa: str = "", bf16: bool = False, taps: bool = False) -> Backend:
+    """The back end of that name; isa, bf16: see `CpuBackend`; isa "" is the best there is.
+
+    taps: values can be tapped.
+    """
     if name not in _MAKERS:
         raise SettingError(f"backend must be one of {', '.join(_MAKERS)}, got {name!r}", param="backend")
     module, maker = _MAKERS[name]
     made: Backend = getattr(import_module(module), maker)(
-        **({"isa": isa or None, "bf16": bf16} if name == "cpu" else {})
+        **({"isa": isa or None, "bf16": bf16, "merge": not taps} if name == "cpu" else {})
     )
     return made

@@ -24,6 +24,7 @@ COMMANDS: Table = {
     "chat": "Talk to a model in the terminal.",
     "pull": "Fetch a model, so that it starts at once later.",
     "inspect": "Say what a model is made of.",
+    "quantize": "Write a smaller copy of a model.",
     "bench": (
         "Measure how fast it is.",
         {
