@@ -121,6 +121,12 @@ def test_a_client_that_does_not_read_holds_nobody_up(tiny: Path) -> None:
         assert "Traceback" not in server.log
 
 
+def test_a_file_is_not_taken_for_a_socket(tiny: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headrace.cli", "serve", str(tiny), "--uds", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "no socket; choose another --uds" in done.stderr
+
+
 def test_a_unix_socket(tiny: Path, tmp_path: Path) -> None:
     """Listened on, in the place of one that a dead server left; not taken from a living one; gone at the end."""
     path = tmp_path / "s"

@@ -90,9 +90,9 @@ def test_lone_surrogates_are_the_callers_mistake(tokenizer: Tokenizer, text: str
 @pytest.mark.parametrize("unit", ["a ", "a", "<", "\n", "\U0001f44d", " "])
 def test_time_is_near_linear_in_the_text(tokenizer: Tokenizer, unit: str) -> None:
     def seconds(count: int) -> float:
-        begin = time.perf_counter()
+        begin = time.process_time()  # of this process alone: the machine may be busy
         tokenizer.encode(unit * count)
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     seconds(1000)
     short, long = min(seconds(20_000) for _ in range(2)), seconds(160_000)
@@ -120,10 +120,10 @@ def test_loading_is_quick(metadata: dict[str, dict[str, Any]]) -> None:
     for name, limit in (("smollm2", 0.15), ("qwen_coder", 0.5), ("gemma3", 1.0)):
         times = []
         for _ in range(2):
-            begin = time.perf_counter()
+            begin = time.process_time()
             Tokenizer.from_gguf(metadata[name])
-            times.append(time.perf_counter() - begin)
-        assert min(times) < 3 * limit, name  # the machine may be busy
+            times.append(time.process_time() - begin)
+        assert min(times) < 3 * limit, name
 
 
 # --- small vocabularies -----------------------------------------------------------------------------------------------

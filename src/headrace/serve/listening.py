@@ -86,6 +86,8 @@ def bound_to(settings: ServeSettings) -> Iterator[socket.socket]:
         return
     path = Path(settings.uds)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        if path.exists() and not path.is_socket():
+            raise SettingError(f"{str(path)!r} is there already, and no socket; choose another --uds", param="uds")
         try:
             if path.is_socket() and sock.connect_ex(str(path)) == errno.ECONNREFUSED:
                 path.unlink()

@@ -122,12 +122,23 @@ def _names(value: Any) -> str | None:
     return None if isinstance(value, list) and all(isinstance(x, str) for x in value) else "a list of strings"
 
 
+def _exact(value: Any) -> bool:
+    """Whether float64 can tell every number in there from the next integer."""
+    if isinstance(value, dict):
+        return all(_exact(item) for item in value.values())
+    if isinstance(value, list):
+        return all(_exact(item) for item in value)
+    return isinstance(value, bool) or not isinstance(value, int | float) or abs(value) <= MAX_BOUND
+
+
+def _constant(value: Any) -> str | None:
+    return None if _exact(value) else "a value whose numbers are from -2**53 to 2**53"
+
+
 def _values(value: Any) -> str | None:
-    return None if isinstance(value, list) and value else "a list of at least one value"
-
-
-def _anything(value: Any) -> str | None:
-    return None
+    if not isinstance(value, list) or not value:
+        return "a list of at least one value"
+    return None if _exact(value) else "values whose numbers are from -2**53 to 2**53"
 
 
 TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -150,7 +161,7 @@ def _format(value: Any) -> str | None:
 
 VALUES: Final[dict[str, Check]] = {
     "type": _type,
-    "const": _anything,
+    "const": _constant,
     "enum": _values,
     "minLength": _count,
     "maxLength": _count,
