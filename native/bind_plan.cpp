@@ -122,6 +122,8 @@ StepArrays read_step(Borrowed& b, nb::handle s) {
     a.pages = b.read<int32_t>(s, "pages");
     a.fresh = b.read<int32_t>(s, "fresh");
     a.logit_rows = b.read<int32_t>(s, "logit_rows");
+    a.copies = b.read<int32_t>(s, "copies", 2);
+    if (b.extent(1) != 2) throw std::invalid_argument("step: copies must have two pages a row");
     a.sampling = read_sampling(b, nb::getattr(s, "sampling"));
     return a;
 }

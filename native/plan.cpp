@@ -462,13 +462,21 @@ void Plan::job(void* plan, int thread) { static_cast<Plan*>(plan)->work(thread);
 void Plan::work(int thread) {
     const OwnMode mode;
     const StepArrays& step = *live_.step;
-    for (size_t i = thread; i < step.fresh.size(); i += live_.threads)
-        memset(cache_.data() + step.fresh[i] * page_bytes_, 0, page_bytes_);
-    if (!step.fresh.empty()) pool_.barrier(thread);
+    prepare_pages(step, thread);
     if (thread == 0 && profiling_) clock_ = now();
     sweep(body_, {live_, thread, 0, 0});
     for (int first = 0; first < step.logits(); first += limits_.chunk)
         sweep(tail_, {live_, thread, first, std::min(limits_.chunk, step.logits() - first)});
+}
+
+// Each thread has its own bytes of all pages: what is copied, copied on and zeroed stays in order without a barrier.
+void Plan::prepare_pages(const StepArrays& step, int thread) {
+    if (step.fresh.empty() && step.copies.empty()) return;
+    const size_t from = page_bytes_ * thread / live_.threads, bytes = page_bytes_ * (thread + 1) / live_.threads - from;
+    const auto at = [&](int32_t page) { return cache_.data() + page * page_bytes_ + from; };
+    for (size_t i = 0; i < step.copies.size(); i += 2) memmove(at(step.copies[i + 1]), at(step.copies[i]), bytes);
+    for (int32_t page : step.fresh) memset(at(page), 0, bytes);
+    pool_.barrier(thread);
 }
 
 void Plan::sweep(const std::vector<std::unique_ptr<Phase>>& phases, const Here& here) {

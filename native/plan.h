@@ -103,6 +103,7 @@ class Plan {
 
     static void job(void* plan, int thread);
     void work(int thread);
+    void prepare_pages(const StepArrays& step, int thread);
     void sweep(const std::vector<std::unique_ptr<Phase>>& phases, const Here& here);
 
     const KernelTable* kernels_;

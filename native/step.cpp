@@ -60,6 +60,7 @@ void check_rows(const StepArrays& s, const Limits& limits, int ids) {
     check_indptr("query_start", s.query_start, s.context.size(), s.tokens.size());
     check_indptr("page_indptr", s.page_indptr, s.context.size(), s.pages.size());
     all_within("pages", s.pages, 0, int64_t(limits.pages) - 1);
+    all_within("copies", s.copies, 0, int64_t(limits.pages) - 1);
     all_within("fresh", s.fresh, 0, int64_t(limits.pages) - 1);
     for (int b = 0; b < s.sequences(); b++) check_sequence(s, b, limits);
     all_within("logit_rows", s.logit_rows, 0, int64_t(s.rows()) - 1);

@@ -27,6 +27,7 @@ struct SamplingArrays {
 
 struct StepArrays {
     Ints tokens, positions, query_start, context, page_indptr, pages, fresh, logit_rows;
+    Ints copies;  // [..][2]: from, to
     SamplingArrays sampling;
 
     int rows() const { return static_cast<int>(tokens.size()); }

@@ -51,8 +51,10 @@ class World:
         self.tables = [[] for _ in self.sequences]
         self.logits = [[] for _ in self.sequences]
 
-    def step(self, counts: Mapping[int, int], taps: tuple[str, ...] = ()) -> Sampled:
-        """Runs `counts[b]` more tokens of each sequence b named."""
+    def step(
+        self, counts: Mapping[int, int], taps: tuple[str, ...] = (), copies: Sequence[tuple[int, int]] = ()
+    ) -> Sampled:
+        """Runs `counts[b]` more tokens of each sequence b named, after copies of pages."""
         tokens, positions, start, context, indptr, pages, fresh = [], [], [0], [], [0], [], []
         for b, n in counts.items():
             at = self.computed[b]
@@ -68,7 +70,8 @@ class World:
             self.computed[b] = at + n
         arrays = (np.asarray(a, np.int32) for a in (tokens, positions, start, context, indptr, pages, fresh))
         rows = np.arange(len(tokens), dtype=np.int32)
-        out = self.executor.run(Step(*arrays, rows, sampling(len(rows)), keep_logits=True, taps=taps))
+        moved = np.array(copies, np.int32).reshape(-1, 2)
+        out = self.executor.run(Step(*arrays, rows, sampling(len(rows)), keep_logits=True, taps=taps, copies=moved))
         assert out.logits is not None
         for b, first, last in zip(counts, start, start[1:], strict=False):
             self.logits[b] += list(out.logits[first:last])

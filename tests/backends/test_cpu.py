@@ -377,6 +377,33 @@ def test_fresh_pages_are_zeroed_and_others_are_kept() -> None:
     assert same(np.stack(world.feed([{0: 1}])[0]), alone(SHAPES["gqa"], sequence))
 
 
+@pytest.mark.parametrize("back_end", ["reference", 1, 2, 5])
+def test_pages_are_copied_in_order_and_before_others_are_zeroed(back_end: str | int) -> None:
+    """The second page goes to a third and on to a fourth, and is then taken and zeroed for another sequence."""
+    shape = SHAPES["gqa"]
+    source = Random(shape)
+    made = (
+        ReferenceBackend().executor(record(shape, source.weights), source, LIMITS)
+        if back_end == "reference"
+        else executor(shape, replace(LIMITS, threads=int(back_end)))
+    )
+    old, other = ids(60), ids(20, 1)
+    new = [*old[:45], *ids(9, 2)]
+    world = World(made, [old, new, other], LIMITS.pages)
+    world.step({0: 60})
+    first, second = world.tables[0]
+    third, fourth = world._free.pop(), world._free.pop()
+    world.tables[1], world.computed[1] = [first, fourth], 45
+    world._free.append(second)
+    world.step({1: 9, 2: 20}, copies=[(second, third), (third, fourth)])
+    assert world.tables[2] == [second]
+    fresh = World(made, [new, other], LIMITS.pages)
+    fresh.step({0: 54})
+    fresh.step({1: 20})
+    got, want = [*world.logits[1], *world.logits[2]], [*fresh.logits[0][45:], *fresh.logits[1]]
+    assert np.allclose(got, want, atol=1e-4) if back_end == "reference" else same(np.stack(got), np.stack(want))
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -410,6 +437,10 @@ WRONG = {
     "pages missing": {"pages": np.zeros(0, I32), "page_indptr": np.array([0, 0], I32)},
     "page beyond the cache": {"pages": np.array([LIMITS.pages], I32)},
     "fresh page beyond the cache": {"fresh": np.array([LIMITS.pages], I32)},
+    "copy from beyond the cache": {"copies": np.array([[LIMITS.pages, 0]], I32)},
+    "copy to before the cache": {"copies": np.array([[0, -1]], I32)},
+    "copies of three": {"copies": np.zeros((2, 3), I32)},
+    "copies in a row": {"copies": np.zeros(2, I32)},
     "page table beyond pages": {"page_indptr": np.array([0, 2], I32)},
     "logits row beyond the rows": {"logit_rows": np.array([4], I32)},
     "logits rows twice": {"logit_rows": np.array([1, 1], I32), "sampling": sampling(2, VOCAB)},

@@ -50,6 +50,8 @@ class PagedModel:
         self.tables: dict[int, tuple[int, list[int]]] = {}
 
     def run(self, batch: Batch) -> Outcome:
+        for copy in batch.copies:
+            self.memory[copy.target] = self.memory[copy.source].copy()
         for page in batch.fresh:
             self.memory[page] = [None] * self.size
         return Outcome([self._item(item) for item in batch.items])

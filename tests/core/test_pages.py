@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from headrace.core.pages import ROOT, PagePool, Salt, chain_hash, pack
+from headrace.core.pages import ROOT, PagePool, Salt, alike, chain_hash, pack
 
 NOBODY: Salt = ("", "")
 
@@ -136,3 +138,53 @@ def test_forgetting_a_page_forgets_what_follows() -> None:
     pool.check([[*side, later]])
     pool.give([*side, later])
     assert pool.free == 6, "what follows a forgotten page cannot be found, so it is not kept"
+
+
+ids = st.lists(st.integers(0, 2), min_size=1, max_size=4)
+kinds = st.sampled_from([("", ("", "")), ("", ("", "s")), ("b", ("", ""))])
+
+
+@given(st.lists(st.tuples(ids, kinds, st.booleans()), max_size=20), ids, kinds)
+def test_the_nearest_page_shares_the_longest_beginning(
+    known: list[tuple[list[int], tuple[str, Salt], bool]], wanted: list[int], kind: tuple[str, Salt]
+) -> None:
+    pool = PagePool(20)
+    held: dict[int, tuple[list[int], tuple[str, Salt]]] = {}
+    for tokens, (owner, salt), stays in known:
+        (page,) = pool.take(1)
+        ((key, packed),) = chain(pool, tokens, salt=salt)
+        if pool.publish(page, key, packed, ROOT, salt, owner) == page:
+            held[page] = tokens, (owner, salt)
+        pool.give([page]) if page in held else None
+        if page in held and not stays:
+            pool.forget(page)
+            del held[page]
+    page, most = pool.nearest(ROOT, pack(wanted), kind[1], kind[0])
+    shared = {p: alike(pack(tokens), pack(wanted)) for p, (tokens, whose) in held.items() if whose == kind}
+    assert most == max(shared.values(), default=0)
+    assert shared[page] == most if most else page == ROOT
+
+
+@given(ids, ids)
+def test_how_much_is_alike(a: list[int], b: list[int]) -> None:
+    most = alike(pack(a), pack(b))
+    assert a[:most] == b[:most] and (most == min(len(a), len(b)) or a[most] != b[most])
+
+
+def test_only_what_follows_the_same_page_is_near() -> None:
+    pool = PagePool(8)
+    stem = stored(pool, [1], [2, 3])
+    assert pool.nearest(stem[0], pack([2, 4]), NOBODY) == (stem[1], 1)
+    assert pool.nearest(ROOT, pack([2, 3]), NOBODY) == (ROOT, 0)
+    assert pool.nearest(stem[1], pack([2, 3]), NOBODY) == (ROOT, 0)
+
+
+def test_a_page_that_is_copied_is_the_last_to_go() -> None:
+    pool = PagePool(3)
+    (old,), (new,) = stored(pool, [1]), stored(pool, [2])
+    (third,) = pool.take(1)
+    assert pool.take_copy(old) == new, "it was used just now, the other one longer ago"
+    pool.give([third])
+    assert pool.take_copy(old) == third
+    assert pool.take_copy(old) == old, "there was no other"
+    assert pool.available == 0 and pool.nearest(ROOT, pack([1]), NOBODY) == (ROOT, 0)

@@ -219,21 +219,83 @@ def test_limits_that_cannot_work(name: str, changes: dict[str, object]) -> None:
 # -- prefix cache
 
 
-def test_prefix_hits_are_whole_pages_and_the_last_token_is_computed() -> None:
-    limits = small(pages=16)
-    for length, cached in ((3, 0), (4, 0), (5, 4), (8, 4), (9, 8), (12, 8)):
-        prompt = list(range(length))
-        cold, warm = ask(prompt), ask(prompt)
-        scheduler, model = made(limits, cold)
-        drain(scheduler, model)
-        scheduler.add(warm)
-        batch = scheduler.schedule()
-        assert batch is not None
-        assert [(i.start, i.count, i.sample) for i in batch.items] == [(cached, length - cached, True)]
-        scheduler.commit(batch, model.run(batch))
-        drain(scheduler, model)
-        assert (cold.cached, warm.cached, said(warm)) == (0, cached, said(cold))
-        assert (scheduler.prefix_hits, scheduler.prefix_queries) == (cached, 2 * length)
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 8, 9, 12])
+def test_of_a_known_prompt_only_the_last_token_is_computed(length: int) -> None:
+    """Faults entry 20: also where the prompt ends with a page."""
+    prompt, known = list(range(length)), length - 1
+    cold, warm = ask(prompt), ask(prompt)
+    scheduler, model = made(small(pages=16), cold)
+    drain(scheduler, model)
+    scheduler.add(warm)
+    batch = scheduler.schedule()
+    assert batch is not None
+    assert [(i.start, i.count, i.sample) for i in batch.items] == [(known, 1, True)]
+    assert [(c.target, c.tokens) for c in batch.copies] == ([(warm.pages[-1], known % 4)] if known % 4 else [])
+    scheduler.commit(batch, model.run(batch))
+    drain(scheduler, model)
+    assert (cold.cached, warm.cached, said(warm)) == (0, known, said(cold))
+    assert (scheduler.prefix_hits, scheduler.prefix_queries) == (known, 2 * length)
+
+
+def test_whoever_goes_on_otherwise_copies_what_is_alike() -> None:
+    """From full pages and from what a sequence left at its end; both stay as they were."""
+    first = ask(range(10), 5)
+    scheduler, model = made(small(pages=16), first)
+    drain(scheduler, model)
+    prompts = [[*range(6), 30, 31, 32], [*range(10), 33, 34], first.tokens[:13], [*first.tokens, 35]]
+    shared = [6, 10, 12, 14]
+    others = [ask(prompt, 3, seed=i) for i, prompt in enumerate(prompts)]
+    for s in others:
+        scheduler.add(s)
+    again = ask(range(10), 5)
+    drain(scheduler, model)
+    scheduler.add(again)
+    drain(scheduler, model)
+    assert [s.cached for s in others] == shared and again.cached == 9
+    assert [said(s) for s in others] == [answer(p, i, 3) for i, p in enumerate(prompts)]
+    assert said(again) == said(first)
+
+
+def test_a_copy_is_made_although_its_source_is_taken_in_the_same_step() -> None:
+    """The pool is so small that what the step takes next is the page that is to be copied."""
+    scheduler, model = made(small(pages=2), ask([1, 2, 3], 2))
+    drain(scheduler, model)
+    warm = ask([1, 2, 9, 8, 7], 3)
+    scheduler.add(warm)
+    batch = scheduler.schedule()
+    assert batch is not None and batch.copies[0].tokens == 2 and batch.copies[0].source in (*batch.fresh, *warm.pages)
+    scheduler.commit(batch, model.run(batch))
+    drain(scheduler, model)
+    assert warm.cached == 2 and said(warm) == answer([1, 2, 9, 8, 7], 0, 3)
+
+
+def test_a_copy_that_was_not_made_is_not_relied_on() -> None:
+    """The step fails, or the sequence is aborted before it: what was to be copied is computed, by others too."""
+    first = ask([1, 2, 3], 2)
+    scheduler, model = made(small(pages=8), first)
+    drain(scheduler, model)
+    gone, warm = ask([1, 2, 3, 5]), ask([1, 2, 3, 6], 3)
+    for s in (gone, warm):
+        scheduler.add(s)
+    batch = scheduler.schedule()
+    assert batch is not None and [c.tokens for c in batch.copies] == [3, 3]
+    model.memory[gone.pages[0]] = model.memory[warm.pages[0]] = [None] * 4
+    scheduler.abort(gone.id)
+    scheduler.undo(batch)
+    scheduler.check()
+    assert (warm.computed, warm.cached, scheduler.prefix_hits) == (0, 0, 3)
+    again = ask([1, 2, 3, 5], 3, seed=1)
+    scheduler.add(again)
+    drain(scheduler, model)
+    assert said(warm) == answer([1, 2, 3, 6], 0, 3) and said(again) == answer([1, 2, 3, 5], 1, 3)
+
+
+def test_beginnings_of_pages_are_found_by_their_tenant_only() -> None:
+    """Or one could guess another's prompt token by token, as `cached` tells how far one is right."""
+    mine, other, guess = ask([1] * 9, tenant="a"), ask([1] * 6, tenant="b"), ask([1] * 6, tenant="a")
+    scheduler, model = made(small(pages=32, max_num_seqs=1), mine, other, guess)
+    drain(scheduler, model)
+    assert (mine.cached, other.cached, guess.cached) == (0, 4, 5)
 
 
 def test_generated_pages_are_found_too() -> None:
@@ -262,7 +324,7 @@ def test_further_choices_wait_for_the_prompt_of_the_first() -> None:
     choices = [ask(prompt, 3, request="r", choice=i, seed=i) for i in range(3)]
     scheduler, model = made(small(pages=16, max_num_batched_tokens=32), *choices)
     drain(scheduler, model)
-    assert [c.cached for c in choices] == [0, 8, 8]
+    assert [c.cached for c in choices] == [0, 9, 9], "the last page too, while the first goes on writing to its own"
     assert [said(c) for c in choices] == [answer(prompt, i, 3) for i in range(3)]
 
 
@@ -308,7 +370,7 @@ def test_prompt_logprobs_take_nothing_from_the_cache(length: int) -> None:
     after = ask(prompt)
     scheduler.add(after)
     drain(scheduler, model)
-    assert after.cached == (length - 1) // 4 * 4
+    assert after.cached == length - 1
 
 
 # -- ends

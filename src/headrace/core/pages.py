@@ -1,7 +1,9 @@
 """Pages of the KV cache: who holds them, which are free, and which hold a prefix that can be shared.
 
-Owes: reference counts, and an index from (salt, tokens so far) to the page that holds the last 32 of them.
-Does not know: what lies in a page, sequences, when to give up a page (it takes the least recently used idle leaf).
+Owes: reference counts, and an index from (salt, tokens so far) to the page that holds the last 32 of them, or fewer,
+where a sequence ended. Whoever goes on with all of a page's tokens shares it; whoever goes on with the first of them
+copies it (`nearest`, `take_copy`). Does not know: what lies in a page, sequences, when to give up a page (it takes the
+least recently used idle leaf).
 
     blank   no reference, nothing worth keeping        --take-->   used, one reference
     idle    no reference, in the prefix index, LRU     --share-->  used     (or --take-->, which forgets it)
@@ -15,6 +17,7 @@ the oldest idle page is always a leaf.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -33,6 +36,12 @@ def pack(ids: Iterable[int]) -> bytes:
     return array("i", ids).tobytes()
 
 
+def alike(a: bytes, b: bytes) -> int:
+    """How many token ids two packed lists have in common at their beginning."""
+    pairs = zip(memoryview(a).cast("i"), memoryview(b).cast("i"), strict=False)
+    return next((n for n, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)) // array("i").itemsize)
+
+
 class PagePool:
     """`pages` pages with reference counts and a prefix index.
 
@@ -49,7 +58,9 @@ class PagePool:
         self._index: dict[int, int] = {}
         self._keys: list[int | None] = [None] * pages
         self._named: dict[int, tuple[bytes, int, Salt]] = {}  # indexed page -> ids, parent page, salt
-        self._children: dict[int, set[int]] = {}
+        self._owners = [""] * pages
+        # Of each page, what follows it: in this order the neighbours of a list of ids begin most like it.
+        self._children: dict[int, list[tuple[str, Salt, bytes, int]]] = {}
 
     @property
     def free(self) -> int:
@@ -108,15 +119,36 @@ class PagePool:
             parent = page
         return found
 
+    def nearest(self, parent: int, ids: bytes, salt: Salt, owner: str = "") -> tuple[int, int]:
+        """The page after `parent` that begins most like `ids`, and how many of them it has; (ROOT, 0) if none.
+
+        Only among pages that `owner` published: else one could find out what others wrote, token by token, by asking
+        for beginnings of it. Takes no reference.
+        """
+        children = self._children.get(parent, [])
+        at = bisect_left(children, (owner, salt, ids, ROOT))
+        best, most = ROOT, 0
+        for whose, kind, known, page in children[max(at - 1, 0) : at + 1]:
+            if whose == owner and kind == salt and (common := alike(known, ids)) > most:
+                best, most = page, common
+        return best, most
+
+    def take_copy(self, source: int) -> int:
+        """A page with one reference that is to hold what `source` does; `source` itself if no other was left."""
+        if source in self._idle:
+            self._idle.move_to_end(source)
+        return self.take(1)[0]
+
     def idle_among(self, pages: Iterable[int]) -> int:
         """How many of `pages` nobody holds: sharing them makes that many less available."""
         return sum(self._refs[page] == 0 for page in pages)
 
-    def publish(self, page: int, key: int, ids: bytes, parent: int, salt: Salt) -> int:
-        """Put a full page in use into the index; the page that the caller must hold from now on in its place.
+    def publish(self, page: int, key: int, ids: bytes, parent: int, salt: Salt, owner: str = "") -> int:
+        """Put a page in use into the index; the page that the caller must hold from now on in its place.
 
-        That is `page` itself, or one with the same prefix that was there before: then the caller's reference has
-        moved to it. A page whose hash clashes, or whose parent is not in the index, stays out of it.
+        Its holder writes no more to it: it is full, or about to be given back. owner: see `nearest`. What comes back is
+        `page` itself, or one with the same prefix that was there before: then the caller's reference has moved to it. A
+        page whose hash clashes, or whose parent is not in the index, stays out of it.
         """
         if parent != ROOT and self._keys[parent] is None:
             return page
@@ -124,7 +156,8 @@ class PagePool:
         if other == page:
             self._keys[page] = key
             self._named[page] = (ids, parent, salt)
-            self._children.setdefault(parent, set()).add(page)
+            self._owners[page] = owner
+            insort(self._children.setdefault(parent, []), (owner, salt, ids, page))
         elif self._named[other] == (ids, parent, salt):
             self.share((other,))
             self.give([page])
@@ -135,7 +168,7 @@ class PagePool:
         """Take a page, if it is there, and all that follow it out of the index, whoever holds them."""
         doomed = [page] if self._keys[page] is not None else []
         for each in doomed:
-            doomed.extend(self._children.get(each, ()))
+            doomed.extend(page for *_, page in self._children.get(each, ()))
         for each in reversed(doomed):
             self._unname(each)
             if self._refs[each] == 0:
@@ -161,10 +194,10 @@ class PagePool:
         return named is not None
 
     def _check_family(self) -> None:
-        family: dict[int, set[int]] = {}
+        family: dict[int, list[tuple[str, Salt, bytes, int]]] = {}
         order = {page: place for place, page in enumerate(self._idle)}
-        for page, (_, parent, _) in self._named.items():
-            family.setdefault(parent, set()).add(page)
+        for page, (ids, parent, salt) in self._named.items():
+            insort(family.setdefault(parent, []), (self._owners[page], salt, ids, page))
             if parent != ROOT:
                 assert parent in self._named, "an indexed page has lost its parent"
                 assert self._refs[parent] >= self._refs[page], "a page in use has an idle parent"
@@ -188,8 +221,8 @@ class PagePool:
         assert page not in self._children, "a page goes before its children"
         self._keys[page] = None
         del self._index[key]
-        _, parent, _ = self._named.pop(page)
+        ids, parent, salt = self._named.pop(page)
         siblings = self._children[parent]
-        siblings.remove(page)
+        del siblings[bisect_left(siblings, (self._owners[page], salt, ids, page))]
         if not siblings:
             del self._children[parent]

@@ -91,6 +91,7 @@ class Scheduled:
 class Batch:
     """One step's work.
 
+    copies: pages to be copied before the step, in order, before the fresh ones are zeroed.
     fresh: pages newly taken, to be zeroed before the step (one may be named twice).
     preempted: sequences that gave their pages back and wait again. number: counts steps from 0.
     """
@@ -99,6 +100,17 @@ class Batch:
     fresh: list[int]
     preempted: list[Sequence]
     number: int
+    copies: list[Copy] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The page `target` of a sequence shall hold what `source` does, whose first `tokens` go for it too."""
+
+    sequence: Sequence
+    source: int
+    target: int
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -201,6 +213,7 @@ class Scheduler:
         if not batch.preempted:
             self._admit(batch)
         if not batch.items:
+            assert not batch.copies, "a page is to be copied, and no step will do so"
             self._open = None
             return None
         self._steps += 1
@@ -271,6 +284,8 @@ class Scheduler:
         """Forget a batch whose step failed: nobody has advanced, and pages taken for it are given back."""
         assert batch is self._open
         self._open = None
+        for copy in batch.copies:
+            self._uncopy(copy)
         for item in batch.items:
             self._trim(item.sequence)
 
@@ -285,6 +300,8 @@ class Scheduler:
         assert not any(s.pages or s.computed for s in self._waiting), "a waiting sequence holds pages"
         self.pool.check(s.pages for s in self._running)  # 1
         planned = {id(i.sequence): i.count for i in self._open.items} if self._open else {}
+        for copy in self._open.copies if self._open else ():
+            assert copy.sequence.finish or copy.target in copy.sequence.pages, "a copy for nobody"
         for sequence in self._running:
             self._check_sequence(sequence, planned.get(id(sequence), 0))
 
@@ -403,7 +420,7 @@ class Scheduler:
             self._places = min(self.limits.max_num_seqs, len(self._waiting))
         while self._left and self._may_admit():
             sequence = self._waiting.first(self._running)
-            if (static and not self._places) or not self._take_prefix(sequence):
+            if (static and not self._places) or not self._take_prefix(batch, sequence):
                 break
             self._waiting.admit(sequence)
             self._places -= 1
@@ -413,8 +430,8 @@ class Scheduler:
     def _may_admit(self) -> bool:
         return bool(self._waiting) and len(self._running) < self.limits.max_num_seqs
 
-    def _take_prefix(self, sequence: Sequence) -> bool:
-        """Give a sequence the pages that the index has for it, if there is room for the rest as well.
+    def _take_prefix(self, batch: Batch, sequence: Sequence) -> bool:
+        """Give a sequence the pages that are there for it, and a copy of the next one, if there is room for all.
 
         One page for each running sequence is kept back, lest who is admitted now be preempted at once.
         """
@@ -436,6 +453,8 @@ class Scheduler:
         sequence.moves += 1
         sequence.hashed = len(found)
         sequence.computed = len(found) * self.limits.page_size
+        if self._reuses(sequence):
+            self._copy_next(batch, sequence)
         if sequence.preemptions == 0:
             sequence.cached = sequence.computed
             self.prefix_queries += total * self._reuses(sequence)
@@ -453,13 +472,47 @@ class Scheduler:
         self._extend_chain(sequence, full)
         return self.pool.match(sequence.chain[:full], self._salt(sequence))
 
-    def _twin_ahead(self, sequence: Sequence) -> bool:
-        """Whether another choice of its request is still computing the pages that this one could share."""
-        if sequence.choice == 0 or not self._reuses(sequence):
-            return False
+    def _copy_next(self, batch: Batch, sequence: Sequence) -> None:
+        """Give a sequence that holds whole pages of its prefix a copy of one that begins with what comes next."""
         size = self.limits.page_size
-        full = (sequence.prompt_len - 1) // size * size
-        return any(s.request == sequence.request and s.computed < full for s in self._running)
+        start = sequence.computed
+        rest = sequence.tokens[start : min(start + size, len(sequence.tokens) - 1)]
+        if not rest:
+            return
+        before = sequence.pages[-1] if sequence.pages else ROOT
+        source, tokens = self.pool.nearest(before, pack(rest), self._salt(sequence), sequence.tenant)
+        twin = self._twin_with(sequence, start + len(rest)) if tokens < len(rest) else None
+        if twin is not None:
+            source, tokens = twin.pages[start // size], len(rest)
+        if tokens:
+            target = self.pool.take_copy(source)
+            sequence.pages.append(target)
+            sequence.computed += tokens
+            batch.copies.append(Copy(sequence, source, target, tokens))
+
+    def _twin_with(self, sequence: Sequence, count: int) -> Sequence | None:
+        """Another choice of its request that has computed the same `count` tokens."""
+        if sequence.choice == 0:
+            return None
+        ready = (s for s in self._running if s.request == sequence.request and s.computed >= count)
+        return next((s for s in ready if s.tokens[:count] == sequence.tokens[:count]), None)
+
+    def _uncopy(self, copy: Copy) -> None:
+        """A copy was not made: its tokens are computed instead."""
+        sequence = copy.sequence
+        if sequence.finish is None:
+            sequence.computed -= copy.tokens
+            self._trim(sequence)
+            if sequence.preemptions == 0:
+                sequence.cached -= copy.tokens
+                self.prefix_hits -= copy.tokens
+
+    def _twin_ahead(self, sequence: Sequence) -> bool:
+        """Whether another choice of its request is still computing the prompt, a page of it or more."""
+        most = sequence.prompt_len - 1
+        if sequence.choice == 0 or most < self.limits.page_size or not self._reuses(sequence):
+            return False
+        return any(s.request == sequence.request and s.computed < most for s in self._running)
 
     def _refuse_misfit(self, sequence: Sequence) -> None:
         prompt = sequence.prompt_len
@@ -502,11 +555,23 @@ class Scheduler:
             pages = sequence.pages
             for i in range(sequence.hashed, full):
                 key, ids = sequence.chain[i]
-                kept = self.pool.publish(pages[i], key, ids, pages[i - 1] if i else ROOT, salt)
+                kept = self.pool.publish(pages[i], key, ids, pages[i - 1] if i else ROOT, salt, sequence.tenant)
                 if kept != pages[i]:
                     pages[i] = kept
                     sequence.moves += 1
         sequence.hashed = full
+
+    def _publish_rest(self, sequence: Sequence) -> None:
+        """Put the page after the full ones into the index, as its sequence is about to give it back."""
+        size = self.limits.page_size
+        full, rest = divmod(sequence.computed, size)
+        if not rest or not self._caching or not sequence.pages:
+            return
+        pages, chain, salt = sequence.pages, sequence.chain, self._salt(sequence)
+        before, parent = (chain[full - 1][0], pages[full - 1]) if full else (0, ROOT)
+        ids = pack(sequence.tokens[full * size : sequence.computed])
+        key = self.pool.hasher(before, ids, salt)
+        pages[full] = self.pool.publish(pages[full], key, ids, parent, salt, sequence.tenant)
 
     def _extend_chain(self, sequence: Sequence, full: int) -> None:
         chain = sequence.chain
@@ -532,6 +597,7 @@ class Scheduler:
 
     def _drop(self, sequence: Sequence) -> None:
         """Give back all pages: the sequence starts again."""
+        self._publish_rest(sequence)
         sequence.computed = sequence.hashed = 0
         self._trim(sequence)
 
@@ -550,6 +616,8 @@ class Scheduler:
         else:
             self._waiting.remove(sequence)
         self._waiting.ended(sequence)
+        if self._open is None and finish.reason != "error":  # in an open batch a copy may not have been made yet
+            self._publish_rest(sequence)
         self.pool.give(sequence.pages)
         sequence.pages = []
         sequence.moves += 1

@@ -16,6 +16,8 @@ I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
 U64 = NDArray[np.uint64]
 
+NO_COPIES: I32 = np.zeros((0, 2), np.int32)
+
 
 @dataclass(slots=True)
 class Sampling:
@@ -63,7 +65,8 @@ class Step:
 
     tokens, positions [T]. query_start [B+1]: rows of sequence b are query_start[b] .. query_start[b+1].
     context [B]: tokens of sequence b in the cache once this step has written its own. page_indptr [B+1], pages: the
-        page tables, position p lies in page pages[page_indptr[b] + p // 32]. fresh: pages to zero first.
+        page tables, position p lies in page pages[page_indptr[b] + p // 32].
+    copies [C, 2]: pages to copy first, from and to, in order. fresh: pages to zero then.
     logit_rows [R]: ascending. keep_logits: also return the raw logits (tests, evaluation). taps: names of values to
         return.
     """
@@ -79,6 +82,7 @@ class Step:
     sampling: Sampling
     keep_logits: bool = False
     taps: tuple[str, ...] = ()
+    copies: I32 = field(default_factory=lambda: NO_COPIES)
 
 
 @dataclass(slots=True)

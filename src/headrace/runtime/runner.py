@@ -21,7 +21,7 @@ from headrace.backends import Executor
 from headrace.base.settings import PAGE
 from headrace.core.scheduler import Batch, Outcome, Scheduled
 from headrace.core.sequence import NONE_ALLOWED, TOO_COMPLEX, Constraint, Sequence
-from headrace.program.step import Sampled, Sampling, Step
+from headrace.program.step import NO_COPIES, Sampled, Sampling, Step
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
@@ -281,6 +281,7 @@ class Runner:
             fresh=np.array(batch.fresh, np.int32),
             logit_rows=np.array(rows.row, np.int32),
             sampling=self._sampling(slots, items, rows),
+            copies=np.array([(c.source, c.target) for c in batch.copies], np.int32) if batch.copies else NO_COPIES,
         )
         draws = len(tokens) == len(rows.item) == count and max(rows.target) < 0
         rows.steady = draws and not any(s.changes() for s in slots)
@@ -290,6 +291,8 @@ class Runner:
 
     def _moves_on(self, last: _Rows, batch: Batch) -> bool:
         """Make the last step's arrays this one's, if the same sequences each compute one row more and draw again."""
+        if batch.copies:
+            return False
         starts = [item.start for item in batch.items if item.sample and item.count == 1]
         if [item.sequence for item in batch.items] != last.sequences or starts != [p + 1 for p in last.position]:
             return False
@@ -304,6 +307,7 @@ class Runner:
         for counter in (step.positions, step.context, step.sampling.position):
             counter += 1
         step.fresh = np.array(batch.fresh, np.int32) if batch.fresh else _NO_IDS
+        step.copies = NO_COPIES
         last.position = starts
         return True
 

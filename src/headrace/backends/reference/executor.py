@@ -81,6 +81,8 @@ class ReferenceExecutor:
         """One step; see `Step`. Non-finite numbers are no error here: they show in `status`."""
         assert len(step.tokens) <= self._limits.tokens and len(step.context) <= self._limits.sequences
         for layer in self._cache.values():
+            for source, target in step.copies:
+                layer.keys[target], layer.values[target] = layer.keys[source], layer.values[source]
             layer.keys[step.fresh] = layer.values[step.fresh] = 0
         with np.errstate(all="ignore"):
             logits, taps = self._walk(step)
