@@ -584,6 +584,22 @@ def test_an_error_ends_one_sequence_and_its_pages_are_not_found() -> None:
     assert again.cached == 4, "only what others had computed"
 
 
+def test_what_an_error_left_in_a_page_is_not_copied() -> None:
+    scheduler, model = made(small(max_num_batched_tokens=2), ask([1] * 4, 2))
+    drain(scheduler, model)
+    bad = ask([1] * 4 + [2] * 9)
+    scheduler.add(bad)
+    turn(scheduler, model)
+    batch = scheduler.schedule()
+    assert batch is not None and bad.computed == 6
+    scheduler.commit(batch, Outcome([[]], {bad.id: "logits are not finite"}))
+    first, second = ask([1] * 4 + [2] * 2, 1), ask([1] * 4 + [2] * 2 + [3], 1)
+    for s, known in ((first, 4), (second, 6)):
+        scheduler.add(s)
+        drain(scheduler, model)
+        assert s.cached == known, "only what others had computed"
+
+
 def test_a_failed_step_leaves_everybody_where_they_were() -> None:
     sequences = [ask([i] * 7, 6, seed=i) for i in range(3)]
     scheduler, model = made(small(pages=12, max_num_batched_tokens=5), *sequences)
