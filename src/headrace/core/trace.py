@@ -18,8 +18,8 @@ class StepRecord:
     """One step.
 
     items: (sequence id, tokens computed) in batch order. decode_tokens: those at generated positions whose item starts
-    there; prefill_tokens: all others. drafted_tokens: those of decode_tokens that were guessed; accepted_tokens: and
-    right. Times in seconds. waiting, running, pages: as they are when it is recorded.
+    there, and those that were guessed; prefill_tokens: all others. drafted_tokens: those that were guessed;
+    accepted_tokens: and right. Times in seconds. waiting, running, pages: as they are when it is recorded.
     """
 
     number: int
@@ -84,7 +84,7 @@ class StepTrace:
         else:
             items = tuple([(item.sequence.id, item.count) for item in batch.items])
             tokens = sum([item.count for item in batch.items])
-            decode = sum([item.count for item in batch.items if item.start >= item.sequence.prompt_len])
+            decode = sum([i.count if i.start >= i.sequence.prompt_len else len(i.draft) for i in batch.items])
             drafted = sum([len(item.draft) for item in batch.items])
         record = StepRecord(
             number=batch.number,

@@ -64,6 +64,8 @@ class SelfDraft:
         items = [item for item in batch.items if item.draft]
         if not items:
             return []
+        if batch.copies:  # the model's step makes them, and no page may be written to before
+            return [(item, ()) for item in items]
         count = min(len(item.draft) for item in items)
         began = time.perf_counter()
         chains = self._run(items, count, batch.fresh)
