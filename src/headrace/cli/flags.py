@@ -89,7 +89,11 @@ ENGINE_FLAGS: FlagTable = {
     "kv_cache": (bool, {}, "Off: compute the whole sequence at each step, to compare."),
     "backend": (str, {"metavar": "cpu|reference"}, "reference: numpy, slow, the specification."),
     "dtype": (str, {"metavar": "auto|float32|bfloat16"}, "Inputs of bf16 weights: bfloat16 is faster, less exact."),
-    "speculative_config": (dict | None, _JSON, 'Guess tokens ahead, such as {"method": "suffix"}.'),
+    "speculative_config": (
+        dict | None,
+        _JSON | {"names": ("--speculative-config", "-sc")},
+        'Guess tokens ahead, such as {"method": "suffix"}.',
+    ),
     "measure_roof": (bool, {}, "Measure the machine first (0.3 s): metrics then tell the share of its roof."),
     "isa": (str, {"metavar": "|".join(ISAS)}, "Force an instruction set; empty: the best there is."),
 }
@@ -174,5 +178,7 @@ def _parameters(record: type[Any], table: FlagTable, panel: str) -> list[Paramet
 
 def _parameter(field: dataclasses.Field[Any], flag: Flag, panel: str) -> Parameter:
     kind, options, text = flag
-    option = typer.Option(help=text, rich_help_panel=panel, **options)
+    names = options.get("names", ())
+    options = {name: value for name, value in options.items() if name != "names"}
+    option = typer.Option(*names, help=text, rich_help_panel=panel, **options)
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option])

@@ -58,7 +58,6 @@ IGNORED: Mapping[str, tuple[bool, str]] = {
     "quantization": (True, _FILE),
     "reasoning-parser": (True, _TEMPLATE),
     "seed": (True, "each request has a seed of its own, which its answer names"),
-    "speculative-config": (True, "there is no speculation"),
     "stream-interval": (True, "tokens are sent as they come"),
     "swap-space": (True, _MEMORY),
     "tensor-parallel-size": (True, _ONE),
@@ -70,7 +69,7 @@ IGNORED: Mapping[str, tuple[bool, str]] = {
     "worker-use-ray": (False, _ONE),
 }
 SHORT = {"-dp": "data-parallel-size", "-ep": "enable-expert-parallel", "-pp": "pipeline-parallel-size"}
-SHORT |= {"-q": "quantization", "-sc": "speculative-config", "-tp": "tensor-parallel-size"}
+SHORT |= {"-q": "quantization", "-tp": "tensor-parallel-size"}
 SHORT |= {f"-O{level}": "enforce-eager" for level in range(4)}
 
 # flag: what to do instead
