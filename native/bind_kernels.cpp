@@ -317,6 +317,13 @@ void bind_kernels(nb::module_& m) {
         .def_prop_ro("panels", &Packed::panels)
         .def_prop_ro("nbytes", &Packed::nbytes, "Bytes of the packed matrix.");
 
+    m.def(
+        "packed_bytes",
+        [](const std::string& format, int rows, int columns) {
+            return packed_bytes(format_named(format.c_str()), rows, columns);
+        },
+        "format"_a, "rows"_a, "columns"_a, "`Packed.nbytes` of such a matrix. ValueError: unknown format.");
+
     m.def("linear", &linear_of, "isa"_a, "packed"_a, "x"_a.noconvert(), "first_panel"_a = 0, "panels"_a = -1,
           "x float32 [M, columns] times the weight's panels (all, unless said): float32 [M, rows]. Prepares x as the "
           "format asks.");

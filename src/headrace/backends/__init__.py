@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.program import Program, Sampled, Step, WeightSource
+from headrace.program import Layout, Program, Sampled, Step, WeightSource
 from headrace.program.roof import Rates
 
 
@@ -53,6 +54,10 @@ class Backend(Protocol):
 
     def page_bytes(self, program: Program) -> int:
         """Bytes of one KV page over all layers, known before anything is loaded."""
+        ...
+
+    def weight_bytes(self, program: Program, layouts: Mapping[str, Layout]) -> int:
+        """`Executor.weight_bytes` of weights that lie so in their file, by name; known before anything is loaded."""
         ...
 
     def executor(

@@ -31,6 +31,11 @@ def chain_hash(parent: int, ids: bytes, salt: Salt) -> int:
     return hash((parent, ids, salt))
 
 
+def pages_for(tokens: int, size: int) -> int:
+    """Pages of `size` tokens that a sequence of so many tokens takes."""
+    return -(-tokens // size)
+
+
 def pack(ids: Iterable[int]) -> bytes:
     """Token ids as int32 bytes: small to keep, quick to compare."""
     return array("i", ids).tobytes()

@@ -26,7 +26,7 @@ from operator import attrgetter
 from typing import Literal
 
 from headrace.base.errors import ContextTooLong, RequestError, SettingError
-from headrace.core.pages import ROOT, Hasher, PagePool, Salt, chain_hash, pack
+from headrace.core.pages import ROOT, Hasher, PagePool, Salt, chain_hash, pack, pages_for
 from headrace.core.sequence import Finish, Reason, Sequence
 from headrace.core.waiting import Waiting
 
@@ -309,7 +309,7 @@ class Scheduler:
         size = self.limits.page_size
         assert sequence.computed < len(sequence.tokens), "nothing left to compute"  # 2, 4
         assert sequence.prompt_len <= len(sequence.tokens) <= sequence.max_len
-        assert len(sequence.pages) == _pages_for(sequence.computed + planned, size), "pages held"  # 2
+        assert len(sequence.pages) == pages_for(sequence.computed + planned, size), "pages held"  # 2
         assert len(set(sequence.pages)) == len(sequence.pages), "a page twice in a table"
         named = [self.pool.is_named(page, self._ids(sequence, i)) for i, page in enumerate(sequence.pages)]  # 3
         count = sum(named)
@@ -385,7 +385,7 @@ class Scheduler:
 
     def _grow(self, batch: Batch, sequence: Sequence, end: int) -> bool:
         """Give a sequence pages for `end` positions, from the last in order if need be; False if that was itself."""
-        missing = _pages_for(end, self.limits.page_size) - len(sequence.pages)
+        missing = pages_for(end, self.limits.page_size) - len(sequence.pages)
         while missing > self.pool.available:
             victim = self._running[-1]
             self._preempt(batch, victim)
@@ -443,7 +443,7 @@ class Scheduler:
         if (sequence.id == blocked and available <= before) or self._twin_ahead(sequence):
             return False
         found = self._find_prefix(sequence)
-        needed = _pages_for(total, self.limits.page_size) - len(found) + len(self._running)
+        needed = pages_for(total, self.limits.page_size) - len(found) + len(self._running)
         if available - self.pool.idle_among(found) < needed:
             self._blocked = (sequence.id, available)
             return False
@@ -589,7 +589,7 @@ class Scheduler:
 
     def _trim(self, sequence: Sequence, end: int | None = None) -> None:
         """Give back the pages beyond position `end`, by default `computed`."""
-        held = _pages_for(sequence.computed if end is None else end, self.limits.page_size)
+        held = pages_for(sequence.computed if end is None else end, self.limits.page_size)
         if held < len(sequence.pages):
             self.pool.give(sequence.pages[held:])
             del sequence.pages[held:]
@@ -626,7 +626,3 @@ class Scheduler:
 def _holds(line: list[Sequence], sequence: Sequence) -> bool:
     place = bisect_left(line, sequence.rank, key=_rank)
     return place < len(line) and line[place] is sequence
-
-
-def _pages_for(tokens: int, size: int) -> int:
-    return -(-tokens // size)

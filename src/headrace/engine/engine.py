@@ -15,6 +15,7 @@ from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.log import log
 from headrace.base.settings import PAGE, EngineSettings
 from headrace.base.speculation import Speculation
+from headrace.core.pages import pages_for
 from headrace.core.scheduler import Batch, Limits, Scheduled, Scheduler
 from headrace.core.sequence import TIMEOUT, Finish, Sequence
 from headrace.core.trace import StepTrace
@@ -389,11 +390,11 @@ def context_length(settings: EngineSettings, own: int) -> int:
 
 def page_count(settings: EngineSettings, context: int, page_bytes: int, free_bytes: int) -> int:
     """Pages of the KV cache; CapacityError, with what would fit, if not even one sequence of `context` does."""
-    needed = -(-context // PAGE)
+    needed = pages_for(context, PAGE)
     if settings.kv_cache_memory_bytes is not None:
         pages, limit = settings.kv_cache_memory_bytes // page_bytes, "kv_cache_memory_bytes"
     else:
-        wanted = max(needed, settings.max_num_seqs * min(-(-1024 // PAGE), needed))
+        wanted = max(needed, settings.max_num_seqs * min(pages_for(1024, PAGE), needed))
         pages, limit = min(wanted, int(free_bytes * 0.6) // page_bytes), "free memory"
     if pages < needed:
         raise CapacityError(

@@ -124,7 +124,8 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
 def _limits(settings: EngineSettings, prepared: Prepared, backend: Backend, context: int, vocab: int) -> Limits:
     tokens = settings.max_num_batched_tokens if settings.kv_cache else max(settings.max_num_batched_tokens, context)
     page_bytes = backend.page_bytes(prepared.program)
-    weight_bytes = sum(prepared.sizes().values()) * (2 if _copies(settings) else 1)  # the copy takes less
+    copies = 2 if _copies(settings) else 1  # the one in 4 bits takes less
+    weight_bytes = copies * backend.weight_bytes(prepared.program, prepared.layouts())
     return Limits(
         tokens=tokens,
         sequences=settings.max_num_seqs,

@@ -4,9 +4,10 @@ from headrace.program.program import Op, Program, Value, Weight
 from headrace.program.recorder import Recorder, StepInputs
 from headrace.program.rope import Rope
 from headrace.program.step import Sampled, Sampling, Step
-from headrace.program.weights import Part, WeightData, WeightSource
+from headrace.program.weights import Layout, Part, WeightData, WeightSource
 
 __all__ = [
+    "Layout",
     "Op",
     "Part",
     "Program",

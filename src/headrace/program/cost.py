@@ -145,6 +145,11 @@ def work(program: Program, sizes: Sizes) -> Work:
     )
 
 
+def kv_bytes(layers: int, kv_heads: int, head_dim: int, element: float = 2.0) -> float:
+    """Bytes of keys and values that a token takes in layers of one kind; element: bytes an element takes."""
+    return 2.0 * layers * kv_heads * head_dim * element
+
+
 def kv_bytes_per_token(program: Program, element: float = 2.0) -> float:
     """Bytes of KV cache a token takes over all layers; element: bytes an element takes (2 for bfloat16)."""
-    return sum((2.0 * op.attrs["kv_heads"] * op.attrs["head_dim"] * element for op in program.layers()), 0.0)
+    return sum((kv_bytes(1, op.attrs["kv_heads"], op.attrs["head_dim"], element) for op in program.layers()), 0.0)

@@ -36,6 +36,21 @@ class WeightData:
     same_as: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a weight's rows lie in a file, known before they are read: (format, rows) of each part, as `WeightData` has
+    them. Of a vector: float32, one row."""
+
+    weight: Weight
+    parts: tuple[tuple[Format, int], ...]
+    same_as: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored; those that are shared count here too."""
+        return sum(rows * format.row_bytes(self.weight.columns) for format, rows in self.parts)
+
+
 class WeightSource(Protocol):
     """Where a back end takes weights from, each once, in any order."""
 

@@ -20,7 +20,8 @@ HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 SIX: Mapping[str, str] = {base: "q6_k" for base in CODINGS if base != "q8_0"}
 
 # Where a row is no whole number of blocks: llama.cpp's choices (src/llama-quant.cpp).
-FALLBACK = {"q4_k": "q5_0", "q6_k": "q8_0", **dict.fromkeys(("q8_0", "q5_0", "q4_1", "q4_0"), "f16")}
+FALLBACK = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+FALLBACK |= dict.fromkeys(("q8_0", "q5_0", "q5_1", "q4_1", "q4_0"), "f16")
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _CHOICES = (*CODINGS, "f16", "bf16", "f32")

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from headrace.backends import Backend, Executor, Limits
 from headrace.base.errors import BadModelFile
-from headrace.base.formats import F32
+from headrace.base.formats import F32, Format
 from headrace.base.log import log
 from headrace.models import Config, Entry, Model, Source, describe, leftovers
 from headrace.models.registry import KNOWN
-from headrace.program import Part, Program, WeightData
+from headrace.program import Layout, Part, Program, WeightData
 from headrace.program.cost import kv_bytes_per_token
 from headrace.quant.blocks import check_finite, dequantize
 from headrace.runtime.draft.fourbits import FourBits
@@ -49,6 +49,11 @@ class Prepared:
         """Bytes of KV cache a token takes, with elements of so many bytes."""
         return kv_bytes_per_token(self.program, element)
 
+    def layouts(self) -> dict[str, Layout]:
+        """How each weight of the program lies in the file."""
+        tensors = self.checkpoint.tensors
+        return layouts(self.model, self.program, lambda source: tensors[source.tensor].format)
+
     def sizes(self) -> dict[str, int]:
         """Bytes of each weight of the program as the file stores it (a shared one counts under both names)."""
         return {name: self.weights.stored_bytes(name) for name in self.program.weights}
@@ -73,6 +78,17 @@ class LoadedModel:
     @property
     def copy_share(self) -> float:
         return self.copy.weight_bytes / self.executor.weight_bytes if self.copy is not None else 0.0
+
+
+def layouts(model: Model, program: Program, format_of: Callable[[Source], Format]) -> dict[str, Layout]:
+    """How the program's weights would lie in a file whose tensors have such formats."""
+    return {name: _layout(model.table.entries[name], format_of) for name in program.weights}
+
+
+def _layout(entry: Entry, format_of: Callable[[Source], Format]) -> Layout:
+    if len(entry.weight.shape) == 1:
+        return Layout(entry.weight, ((F32, 1),))
+    return Layout(entry.weight, tuple((format_of(s), s.shape[-2]) for s in entry.sources), entry.same_as)
 
 
 def prepare(source: Path | Checkpoint) -> Prepared:

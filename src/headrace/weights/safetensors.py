@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 def read_safetensors(folder: Path) -> Checkpoint:
     """The checkpoint in a folder; BadModelFile if anything is wrong or missing."""
-    config = _read_json(folder / CONFIG)
-    generation = _read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    config = read_json(folder / CONFIG)
+    generation = read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     index = _read_index(folder)
     names = [SINGLE] if index is None else list(dict.fromkeys(index.values()))
     missing = [name for name in names if not (folder / name).is_file()]
@@ -61,7 +61,7 @@ def _read_index(folder: Path) -> dict[str, str] | None:
         if not (folder / SINGLE).is_file():
             raise ModelNotFound(f"{folder}: holds neither {SINGLE} nor {INDEX}")
         return None
-    index = _read_json(path).get("weight_map")
+    index = read_json(path).get("weight_map")
     if not isinstance(index, dict) or not index:
         raise BadModelFile(path, "weight_map must map the name of each tensor to a file")
     for tensor, name in index.items():
@@ -86,7 +86,8 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NAMES_SHOWN]) + more
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a model's folder; BadModelFile if it is none, or far too large."""
     try:
         if path.stat().st_size > _JSON_LIMIT:
             raise BadModelFile(path, f"is larger than {_JSON_LIMIT} bytes")

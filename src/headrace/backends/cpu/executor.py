@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,10 +12,10 @@ from headrace._native import Plan, isa_names, multiply_rate, read_rate
 from headrace.backends import Executor, Limits
 from headrace.backends.cpu.lower import Lowering, gated_weights
 from headrace.backends.cpu.threads import default_threads
-from headrace.backends.cpu.weights import Loaded, load
+from headrace.backends.cpu.weights import Loaded, load, loaded_bytes
 from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.settings import PAGE
-from headrace.program import Program, Sampled, Step, WeightSource
+from headrace.program import Layout, Program, Sampled, Step, WeightSource
 from headrace.program.roof import Rates
 
 MAX_HEAD = 256
@@ -38,6 +39,10 @@ class CpuBackend:
     def page_bytes(self, program: Program) -> int:
         """Bytes of one KV page over all layers: float16; rows of values are padded to 16."""
         return sum(_layer_bytes(*layer) for layer in _layers(program))
+
+    def weight_bytes(self, program: Program, layouts: Mapping[str, Layout]) -> int:
+        """Bytes of the weights once they are packed, shared ones once."""
+        return loaded_bytes((layouts[name] for name in program.weights), exact=_routers(program))
 
     def executor(
         self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None
@@ -67,6 +72,11 @@ def _layers(program: Program) -> list[tuple[int, int]]:
                 param="backend",
             )
     return layers
+
+
+def _routers(program: Program) -> frozenset[str]:
+    """Weights that are kept in float32."""
+    return frozenset(op.weights[0] for op in program.ops if op.kind == "route")
 
 
 def _layer_bytes(kv_heads: int, head_dim: int) -> int:
@@ -100,9 +110,8 @@ class CpuExecutor:
         self._limits, self._merge = limits, merge
         _check_memory(sum(_layer_bytes(*layer) for layer in layers), limits.pages)
         try:
-            routers = frozenset(op.weights[0] for op in program.ops if op.kind == "route")
             self._weights: Loaded | None = load(
-                program.weights.values(), weights, self.threads, exact=routers, halved=gated_weights(program)
+                program.weights.values(), weights, self.threads, exact=_routers(program), halved=gated_weights(program)
             )
             self._plan: Plan | None = self._make_plan(limits, layers, beside)
             self._lowering = Lowering(self._plan, program, self._weights, merge, limits.context, bf16)

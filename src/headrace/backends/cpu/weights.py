@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._native import Packed, Room
+from headrace._native import Packed, Room, packed_bytes
 from headrace.base.errors import EngineError
 from headrace.base.formats import F32
-from headrace.program import Part, Weight, WeightData, WeightSource
+from headrace.program import Layout, Part, Weight, WeightData, WeightSource
 from headrace.quant.blocks import dequantize
 
 PANEL = 16
@@ -105,6 +105,26 @@ def load(
     return loaded
 
 
+def loaded_bytes(layouts: Iterable[Layout], exact: frozenset[str] = frozenset()) -> int:
+    """`Loaded.nbytes` of what `load` will make of weights that lie so; exact: as there."""
+    found = {layout.weight.name: layout for layout in layouts}
+    return sum(
+        _bytes_of(layout, layout.weight.name in exact) for layout in found.values() if layout.same_as not in found
+    )
+
+
+def _bytes_of(layout: Layout, exact: bool) -> int:
+    weight = layout.weight
+    if len(weight.shape) == 1:
+        return F32.row_bytes(weight.columns)
+    total = at = 0
+    for format, rows in layout.parts:
+        cuts = [cut[1:] for cut in _cuts(at, rows, weight.rows)]
+        total += sum(packed_bytes((F32 if exact else format).name, n, weight.columns) for _, n in _packs(cuts))
+        at += rows
+    return total
+
+
 def _most_bytes(weight: Weight) -> int:
     """What a weight takes at most: no format is larger than float32, each part may add a panel."""
     matrices = weight.shape[0] if len(weight.shape) == 3 else 1
@@ -177,7 +197,17 @@ def _cuts(at: int, rows: int, each: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _pieces(part: Part, cuts: list[tuple[int, int]], columns: int, packer: _Packer) -> list[Piece]:
-    if all(first % PANEL == 0 for first, _ in cuts):  # every matrix begins on a panel: one packed matrix serves all
-        packed = packer.packed(part, 0, len(part.data), columns)
-        return [(packed, first, n) for first, n in cuts]
-    return [(packer.packed(part, first, n, columns), 0, n) for first, n in cuts]
+    packs = _packs(cuts)
+    made = [packer.packed(part, first, n, columns) for first, n in packs]
+    if len(made) < len(cuts):
+        return [(made[0], first, n) for first, n in cuts]
+    return [(packed, 0, n) for packed, (_, n) in zip(made, cuts, strict=True)]
+
+
+def _packs(cuts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(first row, rows) of each packed matrix that a part becomes, of which every matrix of a stack gets its cut.
+
+    One for all if each begins on a panel, else one for each.
+    """
+    aligned = all(first % PANEL == 0 for first, _ in cuts)
+    return [(0, sum(n for _, n in cuts))] if aligned else cuts

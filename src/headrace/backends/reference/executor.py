@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
 
 from headrace.backends import Executor, Limits
 from headrace.base.settings import PAGE
-from headrace.program import Program, Rope, Sampled, Step, Weight, WeightSource
+from headrace.program import Layout, Program, Rope, Sampled, Step, Weight, WeightSource
 from headrace.program.cost import kv_bytes_per_token
 from headrace.program.meaning import MEANING, Array, LayerCache, Surroundings
 from headrace.program.sample import sample
@@ -33,6 +34,11 @@ class ReferenceBackend:
     def page_bytes(self, program: Program) -> int:
         """Bytes of one KV page over all layers: float32 in both formats."""
         return _page_bytes(program)
+
+    def weight_bytes(self, program: Program, layouts: Mapping[str, Layout]) -> int:
+        """All in float32; those that share storage once."""
+        own = (w for name, w in program.weights.items() if layouts[name].same_as not in program.weights)
+        return sum(4 * prod(weight.shape) for weight in own)
 
     def executor(
         self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None
