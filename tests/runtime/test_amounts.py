@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
@@ -23,6 +23,7 @@ def amounts(kind: str) -> Amounts:
     return Amounts(program, sizes, work(program, sizes), 64, RATES)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(list(PREPARED)), st.lists(SEQUENCE, min_size=1, max_size=5))
 def test_a_step_is_counted_as_the_walk_counts_it(kind: str, items: list[tuple[int, int, int]]) -> None:
     found = amounts(kind)
