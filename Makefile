@@ -29,7 +29,7 @@ $(CLIENTS): tests/clients/requirements.txt | $(STAMP)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -r $<
 	@touch $@
 
-serve: $(STAMP) ## fetch MODEL (default smollm2-135m) and serve it on 127.0.0.1:8000
+serve: $(STAMP) ## fetch MODEL (default smollm2-135m) and serve it on 127.0.0.1:8000; more flags: ARGS="--port 8001"
 	$(BIN)/headrace serve $(MODEL) $(ARGS)
 
 test: check $(CLIENTS) ## everything that `check` does, and the tests on real models

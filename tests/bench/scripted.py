@@ -20,7 +20,9 @@ class Handler(BaseHTTPRequestHandler):
     server: Scripted  # type: ignore[assignment]
 
     def do_GET(self) -> None:
-        self.plain(200, {"data": [{"id": "scripted"}]})
+        wanted = self.server.key and f"Bearer {self.server.key}"
+        known = wanted in (None, self.headers["Authorization"])
+        self.plain(*((200, {"data": [{"id": "scripted"}]}) if known else (401, {})))
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -57,13 +59,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Scripted(ThreadingHTTPServer):
-    """asked: (when, body) of each POST."""
+    """asked: (when, body) of each POST. key: which GET needs, if any."""
 
     daemon_threads = True
 
     def __init__(self, answer: Answer) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer = answer
+        self.key: str | None = None
         self.asked: list[tuple[float, dict[str, Any]]] = []
         self.lock = threading.Lock()
 

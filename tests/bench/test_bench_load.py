@@ -17,8 +17,9 @@ from headrace.bench.work import Lengths, asks
 
 
 def run(server: Scripted, count: int, *, rate: float = math.inf, endpoint: str = ENDPOINTS[0], **more: Any) -> Any:
+    """more: `key`, the server's, and what `measured` takes."""
     work = asks(count, Lengths(5, 5), Lengths(3, 3), rate=rate, burstiness=math.inf)
-    api = Api(target=Target.of(server.url), endpoint=endpoint, extra={"top_k": 9})
+    api = Api(target=Target.of(server.url), endpoint=endpoint, api_key=more.pop("key", None), extra={"top_k": 9})
     return measured(api, work, show=False, **more)
 
 
@@ -149,6 +150,16 @@ def test_a_server_that_is_not_there_or_does_not_answer_is_said() -> None:
         assert run(server, 1)["completed"] == 1
     with pytest.raises(SettingError, match="Connect"):
         run(server, 1)
+
+
+def test_a_server_that_needs_a_key_is_given_it_or_said_to_need_it() -> None:
+    with scripted(lambda to, _: speak(to, ["a"])) as server:
+        server.key = "secret"
+        with pytest.raises(SettingError, match="OPENAI_API_KEY"):
+            run(server, 1)
+        with pytest.raises(SettingError, match="OPENAI_API_KEY"):
+            run(server, 1, key="wrong")
+        assert run(server, 1, key="secret")["completed"] == 1
 
 
 def test_connections_that_the_server_has_closed_are_replaced() -> None:

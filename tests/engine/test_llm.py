@@ -250,7 +250,7 @@ def test_one_bad_request_among_good_ones_stops_them_all_before_anything_runs(llm
         ({"thread": 2}, SettingError, "thread"),
         ({"isa": "mmx"}, SettingError, "isa"),
         ({"threads": 257}, SettingError, "threads"),
-        ({"kv_cache_memory_bytes": 1 << 62}, CapacityError, "fewer pages"),
+        ({"kv_cache_memory_bytes": 1 << 62}, CapacityError, "kv_cache_memory_bytes or max_num_seqs"),
         ({"kv_cache_memory_bytes": 3 * 32768}, CapacityError, "--max-model-len 96"),
     ],
     ids=str,

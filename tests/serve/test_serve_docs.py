@@ -57,6 +57,16 @@ async def test_every_field_is_explained(document: dict[str, Any]) -> None:
         assert all(len(field["description"]) > 10 for field in schema["properties"].values())
 
 
+async def test_what_is_needed_is_told_first_and_what_is_not_supported_last(document: dict[str, Any]) -> None:
+    for path, first in (("/v1/chat/completions", "messages"), ("/v1/messages", "max_tokens"), ("/tokenize", None)):
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        told = list(schema["properties"])
+        assert set(told[: len(schema["required"])]) == set(schema["required"])
+        assert first is None or first in schema["required"]
+        refused = [field["description"].startswith("Not supported") for field in schema["properties"].values()]
+        assert refused == sorted(refused)
+
+
 async def test_the_page_shows_all_and_loads_nothing(client: httpx.AsyncClient, document: dict[str, Any]) -> None:
     response = await client.get("/docs")
     assert response.headers["content-type"] == "text/html; charset=utf-8"

@@ -235,6 +235,8 @@ async def _first_model(api: Api, pool: _Connections) -> str:
         return str(json.loads(body)["data"][0]["id"])
     except (ValueError, LookupError, TypeError):
         why = reply.failure or f"GET /v1/models answered {reply.status}"
+        if reply.status == 401:
+            why += "; put a key into the environment's OPENAI_API_KEY"
         where = f"{api.target.host}:{api.target.port}"
         raise SettingError(f"the server at {where} names no model: {why}", param="base_url") from None
 

@@ -400,6 +400,6 @@ def page_count(settings: EngineSettings, context: int, page_bytes: int, free_byt
         raise CapacityError(
             f"the KV cache of one sequence of {context} tokens needs {needed * page_bytes / 2**20:.2f} MiB, "
             f"and {limit} allows {max(pages, 0) * page_bytes / 2**20:.2f} MiB; "
-            + (f"use --max-model-len {pages * PAGE}" if pages > 0 else "give the KV cache more memory")
+            + (f"use --max-model-len {pages * PAGE}" if pages > 0 else "give it more: --kv-cache-memory-bytes")
         )
     return pages

@@ -126,11 +126,12 @@ def _check_needs(name: str, field: Field, given: Mapping[str, Any]) -> None:
 
 
 def body_schema(fields: Fields, bounds: Bounds, required: Collection[str]) -> dict[str, Any]:
-    """JSON schema of a body."""
+    """JSON schema of a body: what it must have first, what is not supported last."""
     needs = [_needs(name, *field.needs) for name, field in fields.items() if field.needs is not None]
+    order = sorted(fields, key=lambda name: (name not in required, bool(fields[name].refuses)))
     return {
         "type": "object",
-        "properties": {name: field.schema(bounds, name in required) for name, field in fields.items()},
+        "properties": {name: fields[name].schema(bounds, name in required) for name in order},
         "required": sorted(required),
         "additionalProperties": False,
         **({"allOf": needs} if needs else {}),
@@ -297,7 +298,7 @@ def _effort_rule(bounds: Bounds) -> Rule:
     return one_of(*EFFORTS) if "reasoning_effort" in bounds.reads else one_of("none")
 
 
-CHAT: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
+CHAT: Final[Fields] = COMMON | {
     "messages": Field(list_of(MESSAGE, MAX_ITEMS, least=1, of="messages"), "The conversation."),
     "max_tokens": Field(_COUNT, "Most tokens of the answer; up to the context if absent."),
     "max_completion_tokens": Field(_COUNT, "Most tokens of the answer; goes before max_tokens."),
@@ -326,7 +327,7 @@ CHAT: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
     "reasoning_effort": Field(_effort_rule, "How much to think, for templates that read it; none: not at all."),
     "verbosity": neutral(one_of("medium"), "the model has no verbosity to set."),
     "include_reasoning": Field(flag, "Tell what the model thought before it answered.", default=True),
-}  # fmt: skip
+} | HINTS | _NEUTRAL  # fmt: skip
 
 
 @cache
@@ -335,7 +336,7 @@ def _prompt_rule(bounds: Bounds) -> Rule:
     return either(text(), ids, list_of(either(text(), ids), MAX_ITEMS, least=1, of="prompts"))
 
 
-COMPLETION: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
+COMPLETION: Final[Fields] = COMMON | {
     "prompt": Field(_prompt_rule, "A text, token ids, or a list of texts and lists of ids."),
     "max_tokens": Field(
         integer(0, 2**63 - 1, says="an integer, 0 or more"),
@@ -345,4 +346,4 @@ COMPLETION: Final[Fields] = COMMON | HINTS | _NEUTRAL | {
     "echo": Field(flag, "Say the prompt again before the answer.", default=False),
     "add_special_tokens": Field(flag, "Begin texts as the model was trained to see them begin.", default=True),
     "suffix": neutral(one_of(""), "nothing can be written before a given end."),
-}  # fmt: skip
+} | HINTS | _NEUTRAL  # fmt: skip

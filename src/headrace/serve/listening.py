@@ -134,8 +134,10 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
             param, used = "ssl_ca_certs", settings.ssl_ca_certs
             context.load_verify_locations(settings.ssl_ca_certs)
     except (OSError, ValueError) as error:
-        named = f"{param} {used!r}" + (f" with ssl_keyfile {settings.ssl_keyfile!r}" if settings.ssl_keyfile else "")
-        raise SettingError(f"{named} cannot be used: {error}", param=param) from None
+        keyless = settings.ssl_keyfile is None and param == "ssl_certfile"
+        key = f" with ssl_keyfile {settings.ssl_keyfile!r}" if settings.ssl_keyfile else ""
+        hint = "; if its private key is in a file of its own, give --ssl-keyfile" if keyless else ""
+        raise SettingError(f"{param} {used!r}{key} cannot be used: {error}{hint}", param=param) from None
     context.verify_mode = ssl.VerifyMode(settings.ssl_cert_reqs)
     return context
 

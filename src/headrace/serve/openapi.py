@@ -91,8 +91,8 @@ def document(operations: Operations, bounds: Bounds) -> dict[str, Any]:
         "info": {
             "title": "Headrace",
             "version": version(),
-            "description": "OpenAI's API, and extensions of it. Fields that are not listed are refused by name;"
-            " null equals absent.",
+            "description": "OpenAI's API, Anthropic's messages, and extensions of them."
+            " Fields that are not listed are refused by name; null equals absent.",
         },
         "paths": paths,
         "components": {

@@ -247,7 +247,8 @@ def _say_ready(engine: EngineClient, app: App, sock: socket.socket, settings: Se
     if engine.template is None:
         log.warning("the model has no chat template: /v1/chat/completions answers 400")
     names, at = ", ".join(app.names), address(sock, settings)
-    log.info("serving %s on %s/v1 (health, metrics, trace beside it)", names, at)
+    docs = "" if settings.disable_fastapi_docs else "docs, "
+    log.info("serving %s on %s/v1 (%shealth, metrics, trace beside it)", names, at, docs)
     log.info("Application startup complete.")
 
 

@@ -88,7 +88,7 @@ def _check_memory(page_bytes: int, pages: int) -> None:
     if page_bytes * pages > there:
         raise CapacityError(
             f"{pages} KV pages take {page_bytes * pages / 1e9:.1f} GB and this machine has {there / 1e9:.1f} GB;"
-            " take fewer pages"
+            " make kv_cache_memory_bytes or max_num_seqs smaller"
         )
 
 
@@ -118,7 +118,8 @@ class CpuExecutor:
             self._lowering.lower()
         except MemoryError as e:
             raise CapacityError(
-                f"no memory for weights and {limits.pages} KV pages; take fewer pages or a smaller model"
+                f"no memory for weights and {limits.pages} KV pages;"
+                " make kv_cache_memory_bytes smaller, or take a smaller model"
             ) from e
         except RuntimeError as e:  # threads that cannot be started
             raise CapacityError(f"{e}; take fewer threads than {self.threads}") from e

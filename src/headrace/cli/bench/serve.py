@@ -52,7 +52,11 @@ def run(
     ] = None,
     model_option: ModelOption = None,
     base_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="A running server; without it one of our own is started.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="A running server (its key: OPENAI_API_KEY in the environment); without it one of our own is started.",
+        ),
     ] = None,
     endpoint: Annotated[str, typer.Option(parser=_endpoint, metavar="|".join(ENDPOINTS))] = ENDPOINTS[0],
     num_prompts: CountOption = 64,
