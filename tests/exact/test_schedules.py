@@ -61,6 +61,7 @@ def check_schedules(path: Path, count: int, seed: int, preempted: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # about a minute on two cores that have nothing else to do
 def test_no_bit_differs_in_500_random_schedules(tiny: Path) -> None:
     check_schedules(tiny, 500, seed=1, preempted=10)
 
