@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,11 +137,8 @@ class _Slot:
         return np.fromiter(counts, np.int32, n), np.fromiter(counts.values(), np.int32, n)
 
 
-class _Draw(NamedTuple):
-    """A row that draws a token: for whom, and after which drafted tokens."""
-
-    slot: _Slot
-    ahead: Tokens
+_Draw = tuple[_Slot, Tokens]
+"""A row that draws a token: for whom, and after which drafted tokens."""
 
 
 class Runner:
@@ -321,13 +318,13 @@ class Runner:
                 settings["logprobs"][r] = self._wanted(items[i].sequence.params.prompt_logprobs)
         rows.scored = bool(len(which)) and int(settings["logprobs"].max()) >= 0
         own = [
-            _Draw(slots[i], items[i].draft[:ahead]) if ahead >= 0 else None
+            (slots[i], items[i].draft[:ahead]) if ahead >= 0 else None
             for i, ahead in zip(rows.item, rows.ahead, strict=True)
         ]
-        bias = _csr([d.slot.biases(d.ahead) if d and d.slot.biased() else None for d in own], np.float32)
-        penalty = _csr([d.slot.penalties(d.ahead) if d and d.slot.counts is not None else None for d in own], np.int32)
+        bias = _csr([d[0].biases(d[1]) if d and d[0].biased() else None for d in own], np.float32)
+        penalty = _csr([d[0].penalties(d[1]) if d and d[0].counts is not None else None for d in own], np.int32)
         mask_rows, masks = _masks(own, self._vocab)
-        rows.constrained = [r for r, d in enumerate(own) if d and d.slot.sequence.constraint is not None]
+        rows.constrained = [r for r, d in enumerate(own) if d and d[0].sequence.constraint is not None]
         return Sampling(
             **settings,
             position=np.array(rows.position, np.int32) + np.int32(1),
@@ -504,7 +501,7 @@ def _csr(lists: Iterable[tuple[I32, NDArray[Any]] | None], dtype: type) -> tuple
 
 def _masks(draws: list[_Draw | None], vocab: int) -> tuple[I32, I32]:
     rows = np.full(len(draws), -1, np.int32)
-    some = [(r, d) for r, d in enumerate(draws) if d is not None and d.slot.masked()]
+    some = [(r, d) for r, d in enumerate(draws) if d is not None and d[0].masked()]
     masks = np.zeros((len(some), -(-vocab // 32)), np.int32)
     walk: Constraint | None = None
     for at, (r, (slot, ahead)) in enumerate(some):
