@@ -224,7 +224,7 @@ async def test_a_tenants_flood_is_not_in_the_way_of_others(tiny: Path) -> None:
     async with asyncio.TaskGroup() as group:
         for i in range(40):
             group.create_task(ask(f"a{i}", "a"))
-        await until(lambda: client.queue.live == 40)
+        await until(lambda: client.queue.live > 20)  # some may have ended by now
         for i in range(5):
             group.create_task(ask(f"b{i}", "b"))
     assert max(i for i, tenant in enumerate(ended) if tenant == "b") < 35, ended

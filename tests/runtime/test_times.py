@@ -146,6 +146,7 @@ def test_a_row_alone_is_priced_as_in_a_chunk(start: int, rows: int, work: Work) 
     st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 300), st.booleans()), min_size=1, max_size=9),
     st.sampled_from([WORK, WINDOWED]),
 )
+@settings(deadline=None)
 def test_shares_are_those_of_the_predicted_time(items: list[tuple[int, int, bool]], work: Work) -> None:
     """What has no owner by rows; attention and rows of logits to whose they are; before anything was learnt."""
     step = [Scheduled(SOMEBODY, *item) for item in items]
