@@ -138,6 +138,10 @@ def test_rows_that_blocks_do_not_fill_take_the_next_format() -> None:
     assert [fitting(FORMATS[name], 96).name for name in ("q4_k", "q5_k", "q6_k")] == ["q5_0", "q5_1", "q8_0"]
     assert {fitting(form, 100).name for form in FORMATS.values()} == {"f32", "f16", "bf16"}
     assert all(fitting(form, 512) is form for form in FORMATS.values())
+    narrow = tiny_models.TINY / "llama"  # no row of 256
+    for name, instead in (("q4_k", "q5_0"), ("q5_k", "q5_1"), ("q6_k", "q8_0")):
+        planned, other = weights(narrow, name), weights(narrow, instead)
+        assert (planned.bytes, planned.step_bytes(2, 50)) == (other.bytes, other.step_bytes(2, 50))
 
 
 class Zeros:
