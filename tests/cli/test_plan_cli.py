@@ -83,6 +83,7 @@ def test_the_context_is_the_servers_unless_said(capsys: pytest.CaptureFixture[st
         (["--layers", "8", "--bits", "8"], 1, "--kv-heads, --head-size must be given"),
         (["--parameters", "7g"], 1, "--layers, --kv-heads, --head-size must be given"),
         (["MODEL", "--layers", "8"], 1, "--layers: the model says these"),
+        ([*NUMBERS, "--revision", "main"], 1, "a model or numbers, not both"),
         (["MODEL", "--bits", "8"], 1, "--bits: the model says these"),
         (["MODEL", "--context", "4096"], 1, "trained for 2048"),
         (["/no/such/folder"], 1, "no such file"),

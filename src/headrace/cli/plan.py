@@ -57,7 +57,7 @@ def run(
     extra = {"bits": bits, "parameters": parameters}
     _at_least_1(parameters=parameters, memory=memory, context=context, requests=requests, bandwidth=bandwidth)
     if any(value is not None for value in (*numbers.values(), *extra.values())):
-        subject = _of_numbers(model, numbers, extra)
+        subject = _of_numbers(model or revision, numbers, extra)
     else:
         subject = of_path(resolve(model or DEFAULT_MODEL, revision=revision), backend_named("cpu"))
     told = _told(subject, _context(subject, context), requests, memory, bandwidth)
@@ -70,8 +70,9 @@ def _at_least_1(**given: int | None) -> None:
             raise SettingError(f"{name} must be at least 1, got {value}", param=name)
 
 
-def _of_numbers(model: str | None, numbers: dict[str, int | None], extra: dict[str, Any]) -> Subject:
-    if model is not None:
+def _of_numbers(named: str | None, numbers: dict[str, int | None], extra: dict[str, Any]) -> Subject:
+    """named: a model, or the revision of one, given beside numbers."""
+    if named is not None:
         given = [name for name, value in (numbers | extra).items() if value is not None]
         raise SettingError(f"{_flags(given)}: the model says these; give a model or numbers, not both", param=given[0])
     missing = [name for name, value in numbers.items() if value is None]
