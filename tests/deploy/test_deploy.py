@@ -21,9 +21,9 @@ from headrace.base.settings import EngineSettings
 from headrace.cli.flags import ENGINE_FLAGS
 from headrace.cli.serve import SERVE_FLAGS
 from headrace.engine.client import EngineClient
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
-from headrace.serve.front import OPEN
-from headrace.serve.service import AppSettings
+from headrace.serve.net.front import OPEN
 from headrace.serve.settings import ServeSettings
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from fake_engine import FakeEngine
 
 from headrace.base.settings import EngineSettings
 from headrace.engine.loading import TextSide, open_text
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
-from headrace.serve.service import AppSettings
 from headrace.weights import open_checkpoint
 
 

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 
 from headrace.base.errors import CapacityError
 from headrace.serve.app import App
-from headrace.serve.front import Cors, front
-from headrace.serve.keys import Key, KeyRing
+from headrace.serve.net.front import Cors, front
+from headrace.serve.net.keys import Key, KeyRing
 
 pytest_plugins = ["serve_fixtures"]
 

@@ -17,10 +17,10 @@ from openai.types.responses import Response
 from pydantic import TypeAdapter
 
 from headrace.engine.loading import TextSide
+from headrace.serve.api.messages import MESSAGES
+from headrace.serve.api.responses import RESPONSES
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
-from headrace.serve.messages import MESSAGES
-from headrace.serve.responses import RESPONSES
-from headrace.serve.service import AppSettings
 from headrace.text import ChatTemplate
 
 pytest_plugins = ["serve_fixtures"]

@@ -12,11 +12,11 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from headrace.core.sampling import SamplingParams
-from headrace.serve.answers import Turn
+from headrace.serve.api.answers import Turn
+from headrace.serve.api.news import News
+from headrace.serve.api.responses import ResponseReply, parse_response
 from headrace.serve.app import App
 from headrace.serve.errors import Problem
-from headrace.serve.news import News
-from headrace.serve.responses import ResponseReply, parse_response
 
 pytest_plugins = ["serve_fixtures"]
 

@@ -16,7 +16,7 @@ from fake_engine import FakeEngine
 
 from headrace.base.errors import SettingError
 from headrace.serve.app import App
-from headrace.serve.listening import Listening, bind, connections_allowed, tls_context
+from headrace.serve.net.listening import Listening, bind, connections_allowed, tls_context
 from headrace.serve.settings import ServeSettings
 
 pytest_plugins = ["serve_fixtures"]
@@ -115,7 +115,7 @@ async def slow(port: int, first: bytes, data: bytes) -> bytes:
     ids=["nothing", "in the line", "after an answer", "in the second", "empty lines"],
 )
 async def test_a_head_that_never_ends(port: int, monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
-    monkeypatch.setattr("headrace.serve.protocol.HEAD_SECONDS", 0.4)
+    monkeypatch.setattr("headrace.serve.net.protocol.HEAD_SECONDS", 0.4)
     answer = await slow(port, first, (b"\r\n" if first.endswith(b"\r\n") and first != GOOD else b"x") * 1000)
     assert answer.startswith(b"HTTP/1.1 200") == first.startswith(GOOD)
     monkeypatch.undo()
@@ -123,7 +123,7 @@ async def test_a_head_that_never_ends(port: int, monkeypatch: pytest.MonkeyPatch
 
 
 async def test_silence_is_cut_off_too(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.serve.protocol.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("headrace.serve.net.protocol.HEAD_SECONDS", 0.2)
     line = await Line.to(port)
     assert await line.rest() == b""
     monkeypatch.undo()
@@ -132,10 +132,10 @@ async def test_silence_is_cut_off_too(port: int, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("path", [b"/v1/completions", b"/nothing", b"/health"])
 async def test_a_body_that_never_ends(port: int, monkeypatch: pytest.MonkeyPatch, path: bytes) -> None:
-    for name, seconds in (("protocol.BODY_SECONDS", 0.4), ("http.BODY_SECONDS", 0.4)):
+    for name, seconds in (("net.protocol.BODY_SECONDS", 0.4), ("net.http.BODY_SECONDS", 0.4)):
         monkeypatch.setattr(f"headrace.serve.{name}", seconds)
-    monkeypatch.setattr("headrace.serve.protocol._LONGER_BODY_SECONDS", 0.2)
-    monkeypatch.setattr("headrace.serve.protocol._LATER_SECONDS", 0.2)
+    monkeypatch.setattr("headrace.serve.net.protocol._LONGER_BODY_SECONDS", 0.2)
+    monkeypatch.setattr("headrace.serve.net.protocol._LATER_SECONDS", 0.2)
     head = (POST % 5000).replace(b"/v1/completions", path)
     answer = await slow(port, head, b" " * 5000)
     assert answer.startswith(
@@ -148,8 +148,8 @@ async def test_a_body_that_never_ends(port: int, monkeypatch: pytest.MonkeyPatch
 async def test_a_long_answer_is_not_cut_for_a_slow_second_request(
     port: int, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.serve.protocol.HEAD_SECONDS", 0.1)
-    monkeypatch.setattr("headrace.serve.protocol._LATER_SECONDS", 0.1)
+    monkeypatch.setattr("headrace.serve.net.protocol.HEAD_SECONDS", 0.1)
+    monkeypatch.setattr("headrace.serve.net.protocol._LATER_SECONDS", 0.1)
     engine.pace = 0.2
     line = await Line.to(port)
     await line.send(POST % len(BODY) + BODY + b"GET /")
@@ -390,7 +390,7 @@ async def unread(port: int, body: bytes) -> socket.socket:
 async def test_who_does_not_read_is_cut_off(
     app: App, engine: FakeEngine, more: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.serve.protocol.READ_SECONDS", 0.5)
+    monkeypatch.setattr("headrace.serve.net.protocol.READ_SECONDS", 0.5)
     engine.says = engine.says[:1] * 5000  # with all alternatives 10 MB or more, more than the system buffers
     async with listening(app) as port:
         with await unread(port, b'{"prompt": "x", "max_tokens": 9000, "logprobs": 20, %s}' % more) as raw:
@@ -412,7 +412,7 @@ async def test_who_does_not_read_is_cut_off(
 
 
 async def test_who_reads_slowly_gets_it_all(app: App, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.serve.protocol.READ_SECONDS", 3.0)
+    monkeypatch.setattr("headrace.serve.net.protocol.READ_SECONDS", 3.0)
     engine.says = engine.says[:1] * 3000
     loop = asyncio.get_running_loop()
     async with listening(app) as port:

@@ -236,7 +236,7 @@ async def test_health_answers_while_a_long_prompt_is_read(
     """Work on long texts leaves the event loop."""
     encode = type(engine.tokenizer).encode
     monkeypatch.setattr(type(engine.tokenizer), "encode", lambda *args, **kw: (time.sleep(1), encode(*args, **kw))[1])
-    monkeypatch.setattr("headrace.serve.prompts.Prompts._check_size", lambda *args: None)
+    monkeypatch.setattr("headrace.serve.api.prompts.Prompts._check_size", lambda *args: None)
     slow = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "a" * 20_000}))
     start = time.monotonic()
     await asyncio.sleep(0.1)
@@ -249,8 +249,8 @@ async def test_health_answers_while_a_long_prompt_is_read(
 @pytest.mark.parametrize(
     ("slow_part", "body"),
     [
-        ("completions.parse_completion", {"prompt": "a", "metadata": {"a": "b" * 80_000}}),
-        ("prompts.Prompts._echo", {"prompt": [[65] * 10] * 900, "echo": True, "max_tokens": 0}),
+        ("api.completions.parse_completion", {"prompt": "a", "metadata": {"a": "b" * 80_000}}),
+        ("api.prompts.Prompts._echo", {"prompt": [[65] * 10] * 900, "echo": True, "max_tokens": 0}),
     ],
 )
 async def test_health_answers_while_a_large_body_is_worked_on(

@@ -16,8 +16,8 @@ import pytest_asyncio
 
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import EngineClient
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
-from headrace.serve.service import AppSettings
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from headrace.base.errors import SettingError
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
-from headrace.serve.callers import caller_of
-from headrace.serve.front import Cors, Gate, front
-from headrace.serve.keys import Key, KeyRing, key_ring
-from headrace.serve.service import AppSettings
+from headrace.serve.net.callers import caller_of
+from headrace.serve.net.front import Cors, Gate, front
+from headrace.serve.net.keys import Key, KeyRing, key_ring
 from headrace.serve.settings import ServeSettings
 
 pytest_plugins = ["serve_fixtures"]
@@ -127,7 +127,7 @@ def test_every_key_is_compared_whatever_is_found(monkeypatch: pytest.MonkeyPatch
         compared.append((len(a), len(b)))
         return a == b
 
-    monkeypatch.setattr("headrace.serve.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("headrace.serve.net.keys.hmac.compare_digest", compare)
     for given in ("sk-anna", "sk-nobody", "no", ""):
         compared.clear()
         KEYS.caller(Headers({"x-api-key": given}))

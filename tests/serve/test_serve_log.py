@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from child_server import serving, until
 from headrace.base.log import FORMATS, log, note
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
-from headrace.serve.callers import Caller
-from headrace.serve.front import Cors, front
-from headrace.serve.keys import Key, KeyRing
-from headrace.serve.service import AppSettings
+from headrace.serve.net.callers import Caller
+from headrace.serve.net.front import Cors, front
+from headrace.serve.net.keys import Key, KeyRing
 
 pytest_plugins = ["serve_fixtures"]
 

@@ -19,8 +19,8 @@ from headrace.base.errors import SettingError
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import Care, EngineClient
 from headrace.engine.messages import STEP_TOKENS, Stats
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
-from headrace.serve.service import AppSettings
 from headrace.serve.settings import ServeSettings
 
 pytest_plugins = ["serve_fixtures"]

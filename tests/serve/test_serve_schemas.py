@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from headrace.base.errors import RequestError
-from headrace.serve.fields import CHAT, COMPLETION, Bounds, Fields, check_fields
-from headrace.serve.messages import MESSAGES
-from headrace.serve.responses import RESPONSES
-from headrace.serve.tokenizing import DETOKENIZE, TOKENIZE
+from headrace.serve.api.fields import CHAT, COMPLETION, Bounds, Fields, check_fields
+from headrace.serve.api.messages import MESSAGES
+from headrace.serve.api.responses import RESPONSES
+from headrace.serve.api.tokenizing import DETOKENIZE, TOKENIZE
 
 BOUNDS = Bounds(vocab_size=320, max_logprobs=20, max_model_len=64, reads=frozenset({"documents"}))
 TABLES: dict[str, Fields] = {

@@ -12,8 +12,8 @@ from fake_engine import FakeEngine
 
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import EngineClient
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
-from headrace.serve.service import AppSettings
 
 pytest_plugins = ["serve_fixtures"]
 

@@ -9,8 +9,8 @@ import pytest
 from fake_engine import FakeEngine
 
 from headrace.engine.loading import TextSide
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
-from headrace.serve.service import AppSettings
 
 pytest_plugins = ["serve_fixtures"]
 

@@ -25,12 +25,12 @@ from child_server import serving
 from headrace.base.errors import EngineError, SettingError
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import EngineClient
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
-from headrace.serve.http import RequestIds
+from headrace.serve.net.http import RequestIds
 from headrace.serve.process import tracing_of
-from headrace.serve.service import AppSettings
 from headrace.serve.settings import ServeSettings
-from headrace.serve.tracing import OPERATIONS, Tracing
+from headrace.serve.watch.tracing import OPERATIONS, Tracing
 
 pytest_plugins = ["serve_fixtures"]
 
@@ -287,7 +287,7 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 
 
 def test_without_the_extra_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "headrace.serve.tracing")
+    monkeypatch.delitem(sys.modules, "headrace.serve.watch.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)  # not installed
     with pytest.raises(SettingError, match=r"pip install 'headrace\[otel\]'"):
         tracing_of(ServeSettings(otlp_traces_endpoint="http://localhost:4318"))

@@ -11,7 +11,7 @@ from headrace.base.errors import SettingError
 from headrace.base.settings import DEFAULT_MODEL, EngineSettings
 from headrace.cli.config import ConfigOption, Configured
 from headrace.cli.flags import COUNT, FlagTable, ModelArgument, ModelOption, with_engine, with_flags
-from headrace.serve.keys import Key
+from headrace.serve.net.keys import Key
 from headrace.serve.process import serve
 from headrace.serve.settings import ServeSettings
 

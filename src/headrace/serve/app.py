@@ -22,21 +22,30 @@ from starlette.types import ASGIApp
 
 from headrace.base.errors import EngineAway, EngineError, RequestError, UnknownModel
 from headrace.base.rules import integer, text
-from headrace.serve import chat, completions, messages, responses, tokenizing
-from headrace.serve.chat import Chat
-from headrace.serve.completions import Completions
-from headrace.serve.desk import ClientGone
+from headrace.serve.api import chat, completions, messages, responses, tokenizing
+from headrace.serve.api.chat import Chat
+from headrace.serve.api.completions import Completions
+from headrace.serve.api.messages import Messages
+from headrace.serve.api.openapi import Operation, document, page, page_policy
+from headrace.serve.api.responses import Responses
+from headrace.serve.api.service import AppSettings, Service
+from headrace.serve.api.shapes import (
+    Health,
+    Load,
+    ModelCard,
+    ModelList,
+    ModelMeta,
+    Permission,
+    TraceAnswer,
+    VersionAnswer,
+)
+from headrace.serve.api.tokenizing import Tokenizing
 from headrace.serve.errors import shown
-from headrace.serve.http import LIVE, RequestIds, error_response, json_response, reported
-from headrace.serve.messages import Messages
-from headrace.serve.metrics import CONTENT_TYPE
-from headrace.serve.openapi import Operation, document, page, page_policy
-from headrace.serve.responses import Responses
-from headrace.serve.service import AppSettings, Service
-from headrace.serve.shapes import Health, Load, ModelCard, ModelList, ModelMeta, Permission, TraceAnswer, VersionAnswer
-from headrace.serve.tokenizing import Tokenizing
-from headrace.serve.traffic import Counted
+from headrace.serve.net.desk import ClientGone
+from headrace.serve.net.http import LIVE, RequestIds, error_response, json_response, reported
 from headrace.serve.version import version
+from headrace.serve.watch.metrics import CONTENT_TYPE
+from headrace.serve.watch.traffic import Counted
 
 if TYPE_CHECKING:
     from headrace.engine.client import EngineClient

@@ -25,11 +25,12 @@ from headrace.base.log import log, to_stderr
 from headrace.base.settings import EngineSettings
 from headrace.engine.client import Care, EngineClient
 from headrace.engine.messages import Stats
+from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
 from headrace.serve.errors import GoingAway
-from headrace.serve.front import Cors, Gate, front
-from headrace.serve.keys import KeyRing, key_ring
-from headrace.serve.listening import (
+from headrace.serve.net.front import Cors, Gate, front
+from headrace.serve.net.keys import KeyRing, key_ring
+from headrace.serve.net.listening import (
     Listening,
     address,
     bound_to,
@@ -38,12 +39,11 @@ from headrace.serve.listening import (
     is_loopback,
     tls_context,
 )
-from headrace.serve.service import AppSettings
 from headrace.serve.settings import REASONING_FIELDS, ServeSettings
 from headrace.weights import resolve
 
 if TYPE_CHECKING:
-    from headrace.serve.tracing import Tracing
+    from headrace.serve.watch.tracing import Tracing
 
 STATS_SECONDS = 10.0
 TRACE_SECONDS = 2.0  # at most, at the end, for the last traces to be sent
@@ -184,7 +184,7 @@ def tracing_of(settings: ServeSettings) -> Tracing | None:
     if settings.otlp_traces_endpoint is None:
         return None
     try:
-        made: Tracing = import_module("headrace.serve.tracing").Tracing(
+        made: Tracing = import_module("headrace.serve.watch.tracing").Tracing(
             settings.otlp_traces_endpoint, settings.price_per_hour
         )
     except ModuleNotFoundError as error:

@@ -9,8 +9,8 @@ from typing import Literal
 from headrace.base.errors import SettingError
 from headrace.base.goals import parse_goals
 from headrace.base.log import FORMATS
-from headrace.serve.http import MAX_BODY
-from headrace.serve.keys import Key
+from headrace.serve.net.http import MAX_BODY
+from headrace.serve.net.keys import Key
 
 REASONING_FIELDS = {
     "reasoning": ("reasoning",),

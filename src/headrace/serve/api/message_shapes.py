@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from headrace.serve.accounts import CostDetails, Timings
+from headrace.serve.watch.accounts import CostDetails, Timings
 
 
 class TextBlock(Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):

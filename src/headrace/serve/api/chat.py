@@ -15,15 +15,15 @@ from starlette.responses import Response
 
 from headrace.base.errors import RequestError
 from headrace.base.rules import refuse
-from headrace.serve import fields as f
-from headrace.serve import logprobs as lp
-from headrace.serve.answers import Choice, OpenAIReply, Turn, event
-from headrace.serve.news import News
-from headrace.serve.openapi import Operation
-from headrace.serve.prompts import Conversation
-from headrace.serve.requests import Asked, Cut, Limits, asked_of, checked, cut_of
-from headrace.serve.service import Service
-from headrace.serve.shapes import (
+from headrace.serve.api import fields as f
+from headrace.serve.api import logprobs as lp
+from headrace.serve.api.answers import Choice, OpenAIReply, Turn, event
+from headrace.serve.api.news import News
+from headrace.serve.api.openapi import Operation
+from headrace.serve.api.prompts import Conversation
+from headrace.serve.api.requests import Asked, Cut, Limits, asked_of, checked, cut_of
+from headrace.serve.api.service import Service
+from headrace.serve.api.shapes import (
     Answer,
     ChatChoice,
     ChatChunkChoice,
@@ -35,7 +35,7 @@ from headrace.serve.shapes import (
     ToolCall,
     ToolCallDelta,
 )
-from headrace.serve.tools import prepare, tool_use
+from headrace.serve.api.tools import prepare, tool_use
 from headrace.text import normalise_messages
 from headrace.text.dialect import Dialect
 from headrace.text.speech import Piece, gathered

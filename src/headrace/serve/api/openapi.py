@@ -18,8 +18,8 @@ import jinja2
 import msgspec
 
 from headrace.base.rules import Rule, Schema
+from headrace.serve.api.fields import Bounds, Fields, body_schema
 from headrace.serve.errors import ErrorAnswer
-from headrace.serve.fields import Bounds, Fields, body_schema
 from headrace.serve.version import version
 
 # One server-sent event, as tools read the schema of a stream before OpenAPI 3.2; `x-events`: what its data holds.

@@ -32,20 +32,20 @@ from headrace.base.rules import (
     text,
 )
 from headrace.core.sampling import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS
-from headrace.serve import fields as f
-from headrace.serve import message_shapes as shapes
-from headrace.serve.accounts import Timings
-from headrace.serve.answers import Turn
-from headrace.serve.blocks import Block, Blocks, Change, Kind, Step
-from headrace.serve.chat import SWITCHES, ChatRequest, parse_chat
+from headrace.serve.api import fields as f
+from headrace.serve.api import message_shapes as shapes
+from headrace.serve.api.answers import Turn
+from headrace.serve.api.blocks import Block, Blocks, Change, Kind, Step
+from headrace.serve.api.chat import SWITCHES, ChatRequest, parse_chat
+from headrace.serve.api.news import News
+from headrace.serve.api.openapi import Operation
+from headrace.serve.api.requests import Limits, checked
+from headrace.serve.api.service import Service
+from headrace.serve.api.tools import MAX_TOOLS
+from headrace.serve.api.transcript import PASSED, Transcript, renamed
 from headrace.serve.errors import AnthropicError, Problem
-from headrace.serve.http import json_response
-from headrace.serve.news import News
-from headrace.serve.openapi import Operation
-from headrace.serve.requests import Limits, checked
-from headrace.serve.service import Service
-from headrace.serve.tools import MAX_TOOLS
-from headrace.serve.transcript import PASSED, Transcript, renamed
+from headrace.serve.net.http import json_response
+from headrace.serve.watch.accounts import Timings
 from headrace.text.dialect import Dialect
 
 MAX_ID = 512  # characters of ids and names that clients send back

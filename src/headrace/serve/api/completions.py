@@ -16,15 +16,15 @@ from starlette.responses import Response
 
 from headrace.base.errors import RequestError
 from headrace.base.rules import is_whole
-from headrace.serve import fields as f
-from headrace.serve import logprobs as lp
-from headrace.serve.answers import Choice, OpenAIReply
-from headrace.serve.news import News
-from headrace.serve.openapi import Operation
-from headrace.serve.prompts import Prompt
-from headrace.serve.requests import Asked, Cut, Limits, asked_of, checked, cut_of
-from headrace.serve.service import Service
-from headrace.serve.shapes import Answer, TextChoice, TextLogprobs
+from headrace.serve.api import fields as f
+from headrace.serve.api import logprobs as lp
+from headrace.serve.api.answers import Choice, OpenAIReply
+from headrace.serve.api.news import News
+from headrace.serve.api.openapi import Operation
+from headrace.serve.api.prompts import Prompt
+from headrace.serve.api.requests import Asked, Cut, Limits, asked_of, checked, cut_of
+from headrace.serve.api.service import Service
+from headrace.serve.api.shapes import Answer, TextChoice, TextLogprobs
 
 if TYPE_CHECKING:
     from headrace.engine.output import Delta

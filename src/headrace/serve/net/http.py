@@ -22,9 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.base.errors import HeadraceError, RequestError
 from headrace.base.log import log
-from headrace.serve.desk import ClientGone, Desk
+from headrace.serve.api.fields import REQUEST_ID
 from headrace.serve.errors import Problem, is_anthropic, problem_of
-from headrace.serve.fields import REQUEST_ID
+from headrace.serve.net.desk import ClientGone, Desk
 
 MAX_BODY = 32 << 20  # bytes
 BODY_SECONDS = 60.0  # for a body to arrive whole

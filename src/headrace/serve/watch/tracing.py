@@ -25,8 +25,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.base.errors import SettingError
-from headrace.serve.accounts import cost_of
 from headrace.serve.version import version
+from headrace.serve.watch.accounts import cost_of
 
 if TYPE_CHECKING:
     from headrace.core.sampling import SamplingParams

@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headrace.base.errors import SettingError
-from headrace.serve.protocol import Protocol11
+from headrace.serve.net.protocol import Protocol11
 from headrace.serve.settings import ServeSettings
 
 KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that none is closed as they reuse it

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 
 from headrace.base.errors import SettingError
 from headrace.base.log import log
-from headrace.serve.callers import Caller
+from headrace.serve.net.callers import Caller
 
 ENVIRONMENT = "HEADRACE_API_KEY"
 _SECRET = re.compile(r"[!-~]{1,512}")

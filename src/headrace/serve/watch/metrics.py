@@ -15,8 +15,8 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from headrace.serve.snapshot import LABELS, Snapshot
-from headrace.serve.traffic import HttpMetrics
+from headrace.serve.watch.snapshot import LABELS, Snapshot
+from headrace.serve.watch.traffic import HttpMetrics
 
 if TYPE_CHECKING:
     from headrace.engine.client import EngineClient, Stream

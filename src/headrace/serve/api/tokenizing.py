@@ -19,13 +19,13 @@ from starlette.responses import Response
 from headrace.base.errors import RequestError
 from headrace.base.rules import Rule, flag, list_of, text
 from headrace.core import sampling
-from headrace.serve import fields as f
-from headrace.serve.chat import conversation_of
-from headrace.serve.http import json_response
-from headrace.serve.openapi import Operation
-from headrace.serve.prompts import Conversation, Prompts
-from headrace.serve.requests import Limits, checked
-from headrace.serve.service import Service
+from headrace.serve.api import fields as f
+from headrace.serve.api.chat import conversation_of
+from headrace.serve.api.openapi import Operation
+from headrace.serve.api.prompts import Conversation, Prompts
+from headrace.serve.api.requests import Limits, checked
+from headrace.serve.api.service import Service
+from headrace.serve.net.http import json_response
 
 MAX_COUNTED = 1 << 17  # tokens, whatever the context is
 MAX_CHARACTERS = 1 << 20  # of a text: what is longer has more tokens, but for texts of few long words

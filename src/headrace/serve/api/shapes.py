@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
 
-from headrace.serve.accounts import CostDetails, Timings
+from headrace.serve.watch.accounts import CostDetails, Timings
 
 
 class PromptDetails(Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.serve.errors import Problem
-from headrace.serve.http import LIVE, RequestIds, error_response, json_response
-from headrace.serve.keys import KeyRing
+from headrace.serve.net.http import LIVE, RequestIds, error_response, json_response
+from headrace.serve.net.keys import KeyRing
 
 OPEN = frozenset({"/health", "/v1/health", "/ready", "/live", "/ping", "/version"})  # to everybody
 EXPOSED = ("x-request-id", "request-id", "retry-after", "x-should-retry")  # to scripts of other origins

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from headrace.base.errors import DeadlinePassed, HeadraceError, RequestError
 from headrace.core.sequence import DEAD_ENDS, TIMEOUT
 from headrace.serve.errors import Broken, GoingAway
-from headrace.serve.metrics import Metrics
+from headrace.serve.watch.metrics import Metrics
 
 if TYPE_CHECKING:
     from headrace.engine.client import Stream

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
 
-from headrace.serve.accounts import CostDetails, Timings, cost_of, timings_of
-from headrace.serve.answers import Turn
-from headrace.serve.news import News
+from headrace.serve.api.answers import Turn
+from headrace.serve.api.news import News
+from headrace.serve.watch.accounts import CostDetails, Timings, cost_of, timings_of
 from headrace.text.speech import CallArguments, CallStart, Content, Piece, Reasoning
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ from headrace.base.rules import (
 )
 from headrace.base.speculation import MOST
 from headrace.core import sampling
-from headrace.serve.formats import FORMATS
-from headrace.serve.tools import TOOL_CHOICE, TOOLS
+from headrace.serve.api.formats import FORMATS
+from headrace.serve.api.tools import TOOL_CHOICE, TOOLS
 
 INT32 = 2**31 - 1
 MAX_HINT = 4096  # characters of what is checked and dropped

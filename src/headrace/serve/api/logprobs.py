@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.serve.shapes import Alternative, ChatLogprobs, ChatToken, TextLogprobs
+from headrace.serve.api.shapes import Alternative, ChatLogprobs, ChatToken, TextLogprobs
 
 if TYPE_CHECKING:
     from headrace.engine.output import Logprob

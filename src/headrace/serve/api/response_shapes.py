@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from headrace.serve.accounts import CostDetails, Timings
-from headrace.serve.shapes import ChatToken
+from headrace.serve.api.shapes import ChatToken
+from headrace.serve.watch.accounts import CostDetails, Timings
 
 
 class OutputText(Struct, frozen=True, kw_only=True, tag_field="type", tag="output_text"):

@@ -24,24 +24,24 @@ from headrace.core.structured import FIELD, StructuredOutputs
 from headrace.engine.messages import Terms
 from headrace.engine.output import detokenizer
 from headrace.engine.requests import own_defaults
-from headrace.serve.answers import Reply, Turn, new_id
-from headrace.serve.callers import caller_of
-from headrace.serve.desk import Desk
-from headrace.serve.fields import MILLISECONDS
-from headrace.serve.http import MAX_BODY, EventStream, json_response, read_json, rename
-from headrace.serve.journal import Journal
-from headrace.serve.metrics import Metrics
-from headrace.serve.news import News, Watcher
-from headrace.serve.prompts import Conversation, Prompts
-from headrace.serve.requests import Asked, Limits
-from headrace.serve.tools import Tool, ToolUse, demand
-from headrace.serve.transcript import renamed
+from headrace.serve.api.answers import Reply, Turn, new_id
+from headrace.serve.api.fields import MILLISECONDS
+from headrace.serve.api.news import News, Watcher
+from headrace.serve.api.prompts import Conversation, Prompts
+from headrace.serve.api.requests import Asked, Limits
+from headrace.serve.api.tools import Tool, ToolUse, demand
+from headrace.serve.api.transcript import renamed
+from headrace.serve.net.callers import caller_of
+from headrace.serve.net.desk import Desk
+from headrace.serve.net.http import MAX_BODY, EventStream, json_response, read_json, rename
+from headrace.serve.watch.journal import Journal
+from headrace.serve.watch.metrics import Metrics
 from headrace.text.demands import demanded
 from headrace.text.dialect import dialect_of
 
 if TYPE_CHECKING:
     from headrace.engine.client import EngineClient, Stream
-    from headrace.serve.tracing import Trace
+    from headrace.serve.watch.tracing import Trace
     from headrace.text import Tokenizer
 
 _T = TypeVar("_T")

@@ -14,7 +14,7 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.serve.errors import Problem
-from headrace.serve.http import BODY_SECONDS
+from headrace.serve.net.http import BODY_SECONDS
 
 MAX_HEAD = 64 << 10  # bytes of request line and headers
 HEAD_SECONDS = 30.0  # for them to arrive whole, and for a new connection to begin

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from headrace.serve import logprobs as lp
-from headrace.serve.accounts import Timings, cost_of, guessed_of, timings_of
+from headrace.serve.api import logprobs as lp
+from headrace.serve.api.news import News
+from headrace.serve.api.requests import Asked
+from headrace.serve.api.shapes import Answer, ChatChunkChoice, CompletionDetails, PromptDetails, TextChoice, Usage
 from headrace.serve.errors import Problem
-from headrace.serve.news import News
-from headrace.serve.requests import Asked
-from headrace.serve.shapes import Answer, ChatChunkChoice, CompletionDetails, PromptDetails, TextChoice, Usage
 from headrace.serve.version import version
+from headrace.serve.watch.accounts import Timings, cost_of, guessed_of, timings_of
 from headrace.text.speech import CallStart, Piece, Plain, Reader
 
 if TYPE_CHECKING:

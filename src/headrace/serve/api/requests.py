@@ -12,10 +12,10 @@ from typing import Any
 
 from headrace.base.errors import ContextTooLong, RequestError, UnknownModel
 from headrace.core.sampling import SamplingParams
-from headrace.serve import fields as f
+from headrace.serve.api import fields as f
+from headrace.serve.api.formats import Names, form_of
+from headrace.serve.api.transcript import renamed
 from headrace.serve.errors import shown
-from headrace.serve.formats import Names, form_of
-from headrace.serve.transcript import renamed
 from headrace.text.dialect import PLAIN, Dialect
 
 

@@ -31,21 +31,21 @@ from headrace.base.rules import (
     text,
 )
 from headrace.core.sequence import TIMEOUT
-from headrace.serve import fields as f
-from headrace.serve import logprobs as lp
-from headrace.serve import response_shapes as shapes
-from headrace.serve.answers import Turn, new_id
-from headrace.serve.blocks import Block, Blocks, Change, Kind, Step
-from headrace.serve.chat import ChatRequest, parse_chat
+from headrace.serve.api import fields as f
+from headrace.serve.api import logprobs as lp
+from headrace.serve.api import response_shapes as shapes
+from headrace.serve.api.answers import Turn, new_id
+from headrace.serve.api.blocks import Block, Blocks, Change, Kind, Step
+from headrace.serve.api.chat import ChatRequest, parse_chat
+from headrace.serve.api.news import News
+from headrace.serve.api.openapi import Operation
+from headrace.serve.api.requests import Limits, checked
+from headrace.serve.api.service import Service
+from headrace.serve.api.shapes import ChatToken
+from headrace.serve.api.tools import MAX_TOOLS
+from headrace.serve.api.transcript import PASSED, Transcript, renamed
 from headrace.serve.errors import Problem, shown
-from headrace.serve.http import error_response
-from headrace.serve.news import News
-from headrace.serve.openapi import Operation
-from headrace.serve.requests import Limits, checked
-from headrace.serve.service import Service
-from headrace.serve.shapes import ChatToken
-from headrace.serve.tools import MAX_TOOLS
-from headrace.serve.transcript import PASSED, Transcript, renamed
+from headrace.serve.net.http import error_response
 from headrace.text.messages import call_arguments
 
 if TYPE_CHECKING:
