@@ -173,10 +173,16 @@ void copy(const Plan& plan, Slice what, nb::ndarray<float, nb::ndim<2>, nb::c_co
     plan.copy(what, static_cast<int>(out.shape(0)), out.data());
 }
 
+KvFormat kv_format(const std::string& name) {
+    if (name == "float16") return KvFormat::F16;
+    if (name == "int8") return KvFormat::Int8;
+    throw std::invalid_argument("kv must be float16 or int8, not " + name);
+}
+
 Plan* make(const std::string& isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
-           int vocab, int chunk, std::vector<std::pair<int, int>> layers, const Plan* beside) {
+           int vocab, int chunk, std::vector<std::pair<int, int>> layers, const std::string& kv, const Plan* beside) {
     return new Plan(choose_kernels(isa.c_str()), threads, merge, {tokens, sequences, pages, context, vocab, chunk},
-                    std::move(layers), beside);
+                    std::move(layers), kv_format(kv), beside);
 }
 
 }  // namespace
@@ -198,14 +204,16 @@ void bind_plan(nb::module_& m) {
 Built by one call an op in order; a value is a slice (buffer, first column, columns). Packed weights are kept alive.
 Every call raises ValueError when what it is given does not fit together.)")
         .def(nb::new_([](std::string isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
-                         int vocab, int chunk, std::vector<std::pair<int, int>> layers, const Plan* beside) {
+                         int vocab, int chunk, std::vector<std::pair<int, int>> layers, std::string kv,
+                         const Plan* beside) {
                  return make(isa, threads, merge, tokens, sequences, pages, context, vocab, chunk, std::move(layers),
-                             beside);
+                             kv, beside);
              }),
              "isa"_a, "threads"_a, "merge"_a, "tokens"_a, "sequences"_a, "pages"_a, "context"_a, "vocab"_a, "chunk"_a,
-             "layers"_a, "beside"_a.none() = nullptr,
+             "layers"_a, "kv"_a = "float16", "beside"_a.none() = nullptr,
              "isa: '' takes the best. chunk: logits rows at once. layers: (kv heads, head size) of each layer of the "
-             "KV cache. beside: a plan whose KV cache and threads are used too; one of the two runs at a time.")
+             "KV cache. kv: its format, float16 or int8. beside: a plan whose KV cache and threads are used too; one "
+             "of the two runs at a time.")
         .def("route_to", &Plan::route_to, "choices"_a,
              "Experts a row may choose at most; before slot buffers are made.")
         .def("buffer", &Plan::buffer, "width"_a, "extent"_a, "A new buffer's number.")
@@ -228,7 +236,13 @@ Every call raises ValueError when what it is given does not fit together.)")
         .def("scale", &Plan::scale, "x"_a, "factor"_a, "out"_a)
         .def("softcap", &Plan::softcap, "x"_a, "cap"_a, "out"_a)
         .def("rope", &Plan::rope, "x"_a, "head_dim"_a, "table"_a, "out"_a, "out may be x.")
-        .def("write", &Plan::write, "k"_a, "v"_a, "layer"_a, "Keys and values of the step into the cache.")
+        .def(
+            "write",
+            [](Plan& p, Slice k, Slice v, int layer, std::optional<Vector> shift) {
+                p.write(k, v, layer, values(shift));
+            },
+            "k"_a, "v"_a, "layer"_a, "shift"_a = nb::none(),
+            "Keys and values of the step into the cache; shift: is added to the keys first.")
         .def("rows", &Plan::rows, "x"_a, "out"_a)
         .def("choose", &Plan::choose, "logits"_a, "k"_a, "renormalise"_a, "out"_a, "Overwrites its input.")
         .def("combine", &Plan::combine, "y"_a, "routing"_a, "out"_a)

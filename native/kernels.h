@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "attention.h"
 #include "formats.h"
 
 namespace headrace {
@@ -43,9 +44,6 @@ struct ActivationBuffers {
 // `step` bytes; m in 0 .. rows. Any rows >= 1.
 using LinearFn = void (*)(const uint8_t* packed, size_t step, int panels, int columns, const Activations& in, int row0,
                           int rows, float* out, int out_stride);
-
-// One KV split (at most 256 positions) of attention for R query rows that share a kv head. See kernels/attention.inl.
-struct AttendSplit;
 
 // What a logit must reach: at least `value`, or more than it when strict.
 struct Floor {
@@ -98,13 +96,15 @@ struct KernelTable {
     void (*softcap)(const float* x, float cap, int n, float* out);
     // Turns pairs (i, i + rotary/2) of `heads` heads in place; cos, sin [rotary/2]
     void (*rope)(float* x, int heads, int head_dim, int rotary, const float* cos, const float* sin);
-    void (*attend_split)(const AttendSplit& work);
+    // By KvFormat: one KV split (at most 256 positions) of attention for query rows that share a kv head
+    void (*attend_split[kKvFormats])(const AttendSplit& work);
+    void (*quantize_query)(const float* q, int head_dim, QuantQuery& out);
     // Adds a later split's result to what the earlier ones gave, both as AttendSplit::out; n: columns, a multiple of 16
     void (*attend_merge)(float* all, const float* part, int n);
     // out[i] = all[i] / sum
     void (*attend_finish)(const float* all, int head_dim, float* out);
-    // One token's key and value [head_dim], rounded to f16, into place `slot` of a kv head's page
-    void (*write_kv)(const float* k, const float* v, int head_dim, int slot, uint8_t* page);
+    // By KvFormat: one token's key and value [head_dim], rounded to it, into place `slot` of a kv head's page
+    void (*write_kv[kKvFormats])(const float* k, const float* v, int head_dim, int slot, uint8_t* page);
     // exp (own polynomial), elementwise
     void (*exp)(const float* x, int n, float* out);
     // The sampler's passes, over blocks of 64 logits. -inf is allowed; a NaN stands for a token left out.

@@ -333,7 +333,8 @@ void Crowd::gather(const StepArrays& step) {
     runs.deal(static_cast<int>(items.size()));
 }
 
-AttendSplit AttendPhase::work_for(const Here& here, const Crowd::Item& item) const {
+// room: for as many quantised queries as a tile has rows
+AttendSplit AttendPhase::work_for(const Here& here, const Crowd::Item& item, QuantQuery* room) const {
     const StepArrays& step = *here.live.step;
     const Crowd::Tile& leader = crowd_->member(item, 0);
     AttendSplit w{};
@@ -351,9 +352,16 @@ AttendSplit AttendPhase::work_for(const Here& here, const Crowd::Item& item) con
             w.q[w.rows] = q_.row(row) + (tile.head + r % tile.heads) * layer_.head_dim;
             w.hi[w.rows] = step.positions[row] + 1;
             w.lo[w.rows] = crowd_->window ? std::max(0, w.hi[w.rows] - crowd_->window) : 0;
+            w.quant[w.rows] = room + w.rows;
+            if (layer_.format == KvFormat::Int8)
+                here.kernels().quantize_query(w.q[w.rows], layer_.head_dim, room[w.rows]);
         }
     }
     return w;
+}
+
+void AttendPhase::split(const Here& here, const AttendSplit& work) const {
+    here.kernels().attend_split[static_cast<int>(layer_.format)](work);
 }
 
 void AttendPhase::finish(const Here& here, const Crowd::Tile& tile, int r, const float* all) const {
@@ -370,7 +378,7 @@ Coming AttendPhase::pages_of(const Here& here, const Crowd::Tile& tile, int spli
     const int first = std::max(lo, split * kSplitTokens) / kPageTokens;
     const Ints table = step.table(tile.sequence);
     Coming pages{};
-    for (size_t i = 0; i < 2 && first + i < table.size(); i++)
+    for (size_t i = 0; i < Coming::kPages && first + i < table.size(); i++)
         pages.page[i] = layer_.head(tile.kv_head) + size_t(table[first + i]) * layer_.page_stride;
     return pages;
 }
@@ -387,7 +395,7 @@ Coming AttendPhase::pages_to_come(const Here& here) const {
 Ahead AttendPhase::ahead(const Here& here) const {
     const uint8_t* from = pages_to_come(here).page[0];
     if (!from) return {};
-    return {from, from + head_page_bytes(layer_.head_dim)};
+    return {from, from + head_page_bytes(layer_.head_dim, layer_.format)};
 }
 
 namespace {
@@ -401,13 +409,14 @@ bool sees(const AttendSplit& w, int r, int split) {
 void AttendPhase::whole(const Here& here, const Crowd::Item& item) const {
     alignas(64) float all[kTileRows * row_result(kMaxHeadDim)], one[kTileRows * row_result(kMaxHeadDim)];
     const Crowd::Tile& tile = crowd_->member(item, 0);
-    AttendSplit w = work_for(here, item);
+    QuantQuery queries[kTileRows];
+    AttendSplit w = work_for(here, item, queries);
     const int room = row_result(w.head_dim), end = tile.split + tile.splits;
     bool begun[kTileRows] = {};
     for (w.split = tile.split; w.split < end; w.split++) {
         w.next = w.split + 1 < end ? pages_of(here, tile, w.split + 1) : pages_to_come(here);
         for (int r = 0; r < w.rows; r++) w.out[r] = (begun[r] ? one : all) + r * room;
-        here.kernels().attend_split(w);
+        split(here, w);
         for (int r = 0; r < w.rows; r++) {
             if (!sees(w, r, w.split)) continue;
             if (begun[r]) here.kernels().attend_merge(all + r * room, one + r * room, value_width(w.head_dim));
@@ -418,13 +427,14 @@ void AttendPhase::whole(const Here& here, const Crowd::Item& item) const {
 }
 
 void AttendPhase::part(const Here& here, const Crowd::Item& item) const {
-    AttendSplit w = work_for(here, item);
+    QuantQuery queries[kTileRows];
+    AttendSplit w = work_for(here, item, queries);
     w.next = pages_to_come(here);
     for (int i = 0, row = 0; i < item.tiles; i++) {
         const Crowd::Tile& tile = crowd_->member(item, i);
         for (int r = 0; r < tile.rows(); r++) w.out[row++] = crowd_->partials->at(tile.result(item.split, r));
     }
-    here.kernels().attend_split(w);
+    split(here, w);
     for (int i = 0; i < item.tiles; i++) {
         Crowd::Tile& tile = crowd_->tiles[crowd_->members[item.first + i]];
         if (std::atomic_ref<int>(tile.left).fetch_sub(1, std::memory_order_acq_rel) > 1) continue;

@@ -308,7 +308,8 @@ struct Layer {
     uint8_t* base;  // in page 0
     size_t page_stride;
     int kv_heads, head_dim;
-    uint8_t* head(int h) const { return base + size_t(h) * head_page_bytes(head_dim); }
+    KvFormat format;
+    uint8_t* head(int h) const { return base + size_t(h) * head_page_bytes(head_dim, format); }
 };
 
 // Memory for what splits give to rows that are not done by one thread in one go; shared by all layers.
@@ -383,7 +384,8 @@ class AttendPhase : public Phase {
     Ahead ahead(const Here& here) const override;
 
   private:
-    AttendSplit work_for(const Here& here, const Crowd::Item& item) const;
+    AttendSplit work_for(const Here& here, const Crowd::Item& item, QuantQuery* room) const;
+    void split(const Here& here, const AttendSplit& work) const;
     Coming pages_of(const Here& here, const Crowd::Tile& tile, int split) const;
     Coming pages_to_come(const Here& here) const;
     void whole(const Here& here, const Crowd::Item& item) const;
@@ -427,7 +429,7 @@ std::unique_ptr<RowOp> bias_op(View x, std::vector<float> bias, View out);
 std::unique_ptr<RowOp> scale_op(View x, float factor, View out);
 std::unique_ptr<RowOp> softcap_op(View x, float cap, View out);
 std::unique_ptr<RowOp> rope_op(View x, int head_dim, int rotary, const float* cos, const float* sin, View out);
-std::unique_ptr<RowOp> write_op(View k, View v, Layer layer);
+std::unique_ptr<RowOp> write_op(View k, View v, Layer layer, std::vector<float> shift);
 std::unique_ptr<RowOp> gather_op(View x, View out);  // out's rows are the logits rows of x
 std::unique_ptr<RowOp> choose_op(View logits, int k, bool renormalise,
                                  View out);  // softmax, the k best: see Recorder.route

@@ -68,7 +68,7 @@ class Busy {
 }  // namespace
 
 Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers,
-           const Plan* beside)
+           KvFormat kv, const Plan* beside)
     : kernels_(kernels),
       limits_(limits),
       merge_(merge),
@@ -89,24 +89,25 @@ Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, s
         require(kv_heads > 0 && head_dim > 0 && head_dim % 2 == 0 && head_dim <= kMaxHeadDim,
                 "heads must have an even size of at most " + std::to_string(kMaxHeadDim) + ", not " +
                     std::to_string(head_dim));
-        page_bytes_ += kv_heads * head_page_bytes(head_dim);
+        page_bytes_ += kv_heads * head_page_bytes(head_dim, kv);
         partials_.width = std::max(partials_.width, row_result(head_dim));
     }
     if (beside)
         require(page_bytes_ == beside->page_bytes_ && limits.pages == beside->limits_.pages &&
                     threads == beside->threads() && std::equal(layers.begin(), layers.end(), beside->layers_.begin(),
                                                                beside->layers_.end(),
-                                                               [](const auto& one, const Layer& other) {
+                                                               [&](const auto& one, const Layer& other) {
                                                                    return one.first == other.kv_heads &&
-                                                                          one.second == other.head_dim;
+                                                                          one.second == other.head_dim &&
+                                                                          other.format == kv;
                                                                }),
-                "plans beside each other have the same layers, pages and threads");
+                "plans beside each other have the same layers, pages, format of pages and threads");
     else
         cache_ = Arena(page_bytes_ * limits.pages);
     size_t at = 0;
     for (auto [kv_heads, head_dim] : layers) {
-        layers_.push_back({cache_.data() + at, page_bytes_, kv_heads, head_dim});
-        at += kv_heads * head_page_bytes(head_dim);
+        layers_.push_back({cache_.data() + at, page_bytes_, kv_heads, head_dim, kv});
+        at += kv_heads * head_page_bytes(head_dim, kv);
     }
     if (!layers.empty()) partials_.room = kPartialBytes / (sizeof(float) * partials_.width);
     partials_.memory = Arena(sizeof(float) * partials_.width * partials_.room);
@@ -287,12 +288,13 @@ void Plan::rope(Slice x, int head_dim, int table, Slice out) {
     row_op("rope", Extent::Tokens, rope_op(view(x), head_dim, t.rotary, t.cos.data(), t.sin.data(), view(out)));
 }
 
-void Plan::write(Slice k, Slice v, int layer) {
+void Plan::write(Slice k, Slice v, int layer, std::vector<float> shift) {
     require(layer >= 0 && layer < static_cast<int>(layers_.size()), "there is no layer " + std::to_string(layer));
     const Layer& l = layers_[layer];
     require(view(k).width == l.kv_heads * l.head_dim && view(v).width == view(k).width, "write: widths differ");
+    require(shift.empty() || static_cast<int>(shift.size()) == view(k).width, "write: the shift has another width");
     require(shared("write", {k, v}) == Extent::Tokens, "write: takes rows of tokens");
-    row_op("write", Extent::Tokens, write_op(view(k), view(v), l));
+    row_op("write", Extent::Tokens, write_op(view(k), view(v), l, std::move(shift)));
 }
 
 void Plan::rows(Slice x, Slice out) {

@@ -20,10 +20,11 @@ using PieceRef = std::tuple<const Packed*, int, int>;  // a packed matrix, its f
 
 class Plan {
   public:
-    // layers: (kv heads, head size) of each layer of the KV cache. merge: row ops that follow each other share a phase.
-    // beside: a plan whose KV cache and threads this one uses too, instead of its own; one of the two runs at a time.
+    // layers: (kv heads, head size) of each layer of the KV cache, kv: its format. merge: row ops that follow each other
+    // share a phase. beside: a plan whose KV cache and threads this one uses too, instead of its own; one of the two
+    // runs at a time.
     Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers,
-         const Plan* beside = nullptr);
+         KvFormat kv, const Plan* beside = nullptr);
 
     // ---- building; extents of results decide where a phase goes: those of logits rows run last, in chunks
     void route_to(int choices);  // experts a row may choose at most; before slot buffers are made
@@ -41,7 +42,7 @@ class Plan {
     void scale(Slice x, float factor, Slice out);
     void softcap(Slice x, float cap, Slice out);
     void rope(Slice x, int head_dim, int table, Slice out);
-    void write(Slice k, Slice v, int layer);
+    void write(Slice k, Slice v, int layer, std::vector<float> shift);  // shift: added to keys first; empty: none
     void rows(Slice x, Slice out);
     void choose(Slice logits, int k, bool renormalise, Slice out);
     void combine(Slice y, Slice routing, Slice out);

@@ -126,13 +126,21 @@ struct Rope : RowOp {
 struct Write : RowOp {
     View k, v;
     Layer layer;
-    Write(View k, View v, Layer layer) : k(k), v(v), layer(layer) {}
+    std::vector<float> shift;  // of keys
+    Write(View k, View v, Layer layer, std::vector<float> shift) : k(k), v(v), layer(layer), shift(std::move(shift)) {}
     void run(const Here& here, int row) const override {
         const StepArrays& s = *here.live.step;
         const int position = s.positions[row], page = s.table(here.live.sequence_of[row])[position / kPageTokens];
-        for (int h = 0; h < layer.kv_heads; h++)
-            here.kernels().write_kv(k.row(row) + h * layer.head_dim, v.row(row) + h * layer.head_dim, layer.head_dim,
-                                    position % kPageTokens, layer.head(h) + size_t(page) * layer.page_stride);
+        const auto write = here.kernels().write_kv[static_cast<int>(layer.format)];
+        float shifted[kMaxHeadDim];
+        for (int h = 0, n = layer.head_dim; h < layer.kv_heads; h++) {
+            const float* key = k.row(row) + h * n;
+            if (!shift.empty()) {
+                here.kernels().add(key, shift.data() + h * n, n, shifted);
+                key = shifted;
+            }
+            write(key, v.row(row) + h * n, n, position % kPageTokens, layer.head(h) + size_t(page) * layer.page_stride);
+        }
     }
 };
 
@@ -223,7 +231,9 @@ std::unique_ptr<RowOp> softcap_op(View x, float cap, View out) { return std::mak
 std::unique_ptr<RowOp> rope_op(View x, int head_dim, int rotary, const float* cos, const float* sin, View out) {
     return std::make_unique<Rope>(x, head_dim, rotary, cos, sin, out);
 }
-std::unique_ptr<RowOp> write_op(View k, View v, Layer layer) { return std::make_unique<Write>(k, v, layer); }
+std::unique_ptr<RowOp> write_op(View k, View v, Layer layer, std::vector<float> shift) {
+    return std::make_unique<Write>(k, v, layer, std::move(shift));
+}
 std::unique_ptr<RowOp> gather_op(View x, View out) { return std::make_unique<Gather>(x, out); }
 std::unique_ptr<RowOp> choose_op(View logits, int k, bool renormalise, View out) {
     return std::make_unique<Choose>(logits, k, renormalise, out);

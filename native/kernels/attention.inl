@@ -1,6 +1,8 @@
-// Attention for one split of 256 positions: scores, softmax and the weighted sum of values, in float32 over f16 pages.
+// Attention for one split of 256 positions: scores, softmax and the weighted sum of values, over f16 pages
+// (attention_int8.inl: over int8 pages).
 // Owes the same bits for a query row whoever shares its tile: lanes are keys for scores (one fma chain in ascending d)
-// and columns for values (one fma chain in ascending position); a row never reads a key or value that it does not see.
+// and columns for values (one fma chain in ascending position); what a row does not see
+// changes none of its bits.
 #pragma once
 #include "../attention.h"
 
@@ -11,6 +13,7 @@ using headrace::kMaxHeadDim;
 using headrace::kPageTokens;
 using headrace::kSplitTokens;
 using headrace::kTileRows;
+using headrace::KvFormat;
 
 constexpr int kBlocksAhead = 2;  // keys, or values, of a page that are asked for ahead, into the second cache
 
@@ -29,34 +32,48 @@ HR_INLINE int most(int a, int b) { return a > b ? a : b; }
 // A split's keys and values as the stream that its rows read: K of each page, then V of each, then what comes next.
 struct Stream {
     const AttendSplit& work;
+    size_t key_bytes;
     int first, pages;  // of the sequence's table
-    const uint16_t* keys(int i) const {
-        return (const uint16_t*)(work.cache + size_t(work.pages[first + i]) * work.page_stride);
-    }
-    const uint16_t* values(int i) const { return keys(i) + headrace::key_bytes(work.head_dim) / 2; }
-    const uint16_t* block(int i) const {
+    const uint8_t* keys(int i) const { return work.cache + size_t(work.pages[first + i]) * work.page_stride; }
+    const uint8_t* values(int i) const { return keys(i) + key_bytes; }
+    const uint8_t* block(int i) const {
         if (i < pages) return keys(i);
         if (i < 2 * pages) return values(i - pages);
         const uint8_t* next = work.next.page[i - 2 * pages];
-        return next ? (const uint16_t*)next : keys(0);
+        return next ? next : keys(0);
     }
 };
 
-// scores[r][0 .. 32 P - 1] = q_r . K of P pages
+// f(R) for R = rows, 1 to `Most`, as a constant
+template <int Most, class G>
+HR_INLINE void with_rows(int rows, G f) {
+    if constexpr (Most > 1)
+        if (rows < Most) return with_rows<Most - 1>(rows, f);
+    f.template operator()<Most>();
+}
+
+// Calls f(first row, rows) for `rows` in blocks of nearly equal size, at most `most`.
+template <class F>
+HR_INLINE void in_blocks(int rows, int most, F f) {
+    const int n = (rows + most - 1) / most;
+    for (int i = 0; i < n; i++) f(rows * i / n, rows * (i + 1) / n - rows * i / n);
+}
+
+// scores[r][0 .. 32 P - 1] = q_r . K of P pages of f16
 template <int R, int P>
-static void score_pages(const Stream& in, int page, bool fetch, const float* const* q, float* scores) {
+static void score_pages(const Stream& in, int page, bool fetch, int row, float* scores) {
     VF s[R][2 * P];
     const float* x[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-        x[r] = q[r];
+        x[r] = in.work.q[row + r];
 #pragma GCC unroll 4
         for (int i = 0; i < 2 * P; i++) s[r][i] = zero();
     }
     const uint16_t *keys[P], *ahead[P];
     for (int p = 0; p < P; p++) {
-        keys[p] = in.block(page + p);
-        ahead[p] = in.block(page + p + (fetch ? kBlocksAhead : 0));
+        keys[p] = (const uint16_t*)in.keys(page + p);
+        ahead[p] = (const uint16_t*)in.block(page + p + (fetch ? kBlocksAhead : 0));
     }
     for (int d = 0; d < in.work.head_dim; d++) {
         VF k[2 * P];
@@ -80,22 +97,11 @@ static void score_pages(const Stream& in, int page, bool fetch, const float* con
 }
 
 template <int R>
-static void score_rows(const Stream& in, int page, int pages, bool fetch, const float* const* q, float* scores) {
+static void score_rows(const Stream& in, int page, int pages, bool fetch, int row, float* scores) {
     if constexpr (kPages == 2)
-        if (pages == 2) return score_pages<R, 2>(in, page, fetch, q, scores);
-    for (int p = 0; p < pages; p++) score_pages<R, 1>(in, page + p, fetch, q, scores + p * kPageTokens);
+        if (pages == 2) return score_pages<R, 2>(in, page, fetch, row, scores);
+    for (int p = 0; p < pages; p++) score_pages<R, 1>(in, page + p, fetch, row, scores + p * kPageTokens);
 }
-
-using ScoreRows = void (*)(const Stream&, int, int, bool, const float* const*, float*);
-static constexpr ScoreRows kScore[] = {
-    nullptr,       score_rows<1>,
-#if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2) || defined(HEADRACE_NEON)
-    score_rows<2>,
-#endif
-#if defined(HEADRACE_AVX512)
-    score_rows<3>, score_rows<4>, score_rows<5>, score_rows<6>,
-#endif
-};
 
 HR_INLINE VF capped(VF x, float cap) {  // cap * tanh(x / cap), tanh(y) = 1 - 2 / (exp(2 y) + 1)
     const VF e = exp(x * set1(2.0f / cap));
@@ -147,8 +153,8 @@ static void weigh(const Stream& in, int column, const float* weights, int from, 
     for (int t = from; t < to;) {
         const int page = t / kPageTokens, end = least(to, (page + 1) * kPageTokens);
         const size_t skip = size_t(t % kPageTokens) * width + column;
-        const uint16_t* v = in.values(page - in.first) + skip;
-        const uint16_t* ahead = in.block(in.pages + page - in.first + kBlocksAhead) + skip;
+        const uint16_t* v = (const uint16_t*)in.values(page - in.first) + skip;
+        const uint16_t* ahead = (const uint16_t*)in.block(in.pages + page - in.first + kBlocksAhead) + skip;
         const float* p = weights + t % kSplitTokens;
         for (; t < end; t++, v += width, ahead += width, p++) {
             VF x[C];
@@ -179,24 +185,6 @@ static void weigh_rows(const Stream& in, const float* weights, int from, int to,
     for (; column < width; column += 16) weigh<R, 1>(in, column, weights, from, to, out);
 }
 
-using WeighRows = void (*)(const Stream&, const float*, int, int, float* const*);
-static constexpr WeighRows kWeigh[] = {
-    nullptr,       weigh_rows<1>,
-#if defined(HEADRACE_AVX512) || defined(HEADRACE_AVX2) || defined(HEADRACE_NEON)
-    weigh_rows<2>,
-#endif
-#if defined(HEADRACE_AVX512)
-    weigh_rows<3>, weigh_rows<4>, weigh_rows<5>, weigh_rows<6>,
-#endif
-};
-
-// Calls f(first row, rows) for `rows` in blocks of nearly equal size, at most `most`.
-template <class F>
-HR_INLINE void in_blocks(int rows, int most, F f) {
-    const int n = (rows + most - 1) / most;
-    for (int i = 0; i < n; i++) f(rows * i / n, rows * (i + 1) / n - rows * i / n);
-}
-
 // The weighted sums of n rows, none of which sees nothing: each stretch of positions for the rows that see it.
 static void weigh_block(const Stream& in, int n, const int* lo, const int* hi, const float* weights,
                         float* const* out) {
@@ -206,23 +194,48 @@ static void weigh_block(const Stream& in, int n, const int* lo, const int* hi, c
     for (int a = 0, b = 0, t = lo[0]; a < n;) {  // rows a .. b - 1 see position t
         while (b < n && lo[b] <= t) b++;
         const int to = b < n ? least(hi[a], lo[b]) : hi[a];
-        kWeigh[b - a](in, weights + a * kSplitTokens, t, to, out + a);
+        with_rows<kRows>(b - a, [&]<int R>() __attribute__((always_inline)) {
+            weigh_rows<R>(in, weights + a * kSplitTokens, t, to, out + a);
+        });
         t = to;
         while (a < b && hi[a] <= t) a++;
         if (a == b && b < n) t = lo[b];
     }
 }
 
+// The rows of a split as far as they see anything of it, in runs of such.
+template <class AttendRows>
+HR_INLINE void each_run(const AttendSplit& w, AttendRows attend_rows) {
+    const int start = w.split * kSplitTokens, end = start + kSplitTokens;
+    int lo[kTileRows], hi[kTileRows];
+    for (int r = 0; r < w.rows; r++) {
+        lo[r] = most(w.lo[r], start);
+        hi[r] = least(w.hi[r], end);
+    }
+    for (int row = 0; row < w.rows;) {
+        int n = 0;
+        while (row + n < w.rows && lo[row + n] < hi[row + n]) n++;
+        if (n) attend_rows(row, n, lo + row, hi + row);
+        row += most(n, 1);
+    }
+}
+
+HR_INLINE Stream stream_of(const AttendSplit& w, KvFormat format, int lo, int hi) {
+    const int first = lo / kPageTokens, last = (hi + kPageTokens - 1) / kPageTokens;
+    return {w, headrace::key_bytes(w.head_dim, format), first, last - first};
+}
+
 // n rows of the work from `row` on, none of which sees nothing; lo, hi: what each sees of the split.
 static void attend_rows(const AttendSplit& w, int row, int n, const int* lo, const int* hi) {
     alignas(64) float scores[kTileRows * kSplitTokens];
     const int start = w.split * kSplitTokens, width = headrace::value_width(w.head_dim);
-    const int first = lo[0] / kPageTokens, last = (hi[n - 1] + kPageTokens - 1) / kPageTokens;
-    const Stream in{w, first, last - first};
+    const Stream in = stream_of(w, KvFormat::F16, lo[0], hi[n - 1]);
     for (int p = 0; p < in.pages; p += kPages)
         in_blocks(n, kRows, [&](int r, int rows) {
-            kScore[rows](in, p, least(kPages, in.pages - p), r == 0, w.q + row + r,
-                         scores + r * kSplitTokens + ((first + p) * kPageTokens - start));
+            with_rows<kRows>(rows, [&]<int R>() __attribute__((always_inline)) {
+                score_rows<R>(in, p, least(kPages, in.pages - p), r == 0, row + r,
+                              scores + r * kSplitTokens + ((in.first + p) * kPageTokens - start));
+            });
         });
     for (int r = 0; r < n; r++) {
         float* out = w.out[row + r];
@@ -235,18 +248,7 @@ static void attend_rows(const AttendSplit& w, int row, int n, const int* lo, con
 }
 
 static void attend_split(const AttendSplit& w) {
-    const int start = w.split * kSplitTokens, end = start + kSplitTokens;
-    int lo[kTileRows], hi[kTileRows];
-    for (int r = 0; r < w.rows; r++) {
-        lo[r] = most(w.lo[r], start);
-        hi[r] = least(w.hi[r], end);
-    }
-    for (int row = 0; row < w.rows;) {
-        int n = 0;
-        while (row + n < w.rows && lo[row + n] < hi[row + n]) n++;
-        if (n) attend_rows(w, row, n, lo + row, hi + row);
-        row += most(n, 1);
-    }
+    each_run(w, [&](int row, int n, const int* lo, const int* hi) { attend_rows(w, row, n, lo, hi); });
 }
 
 // Adds a later split's result to what the earlier ones gave, both as AttendSplit::out has them; n: columns, a multiple
@@ -285,19 +287,29 @@ HR_INLINE uint16_t to_half(float x) {
 
 static void write_kv(const float* k, const float* v, int head_dim, int slot, uint8_t* page) {
     uint16_t* keys = (uint16_t*)page + slot;
-    uint16_t* values =
-        (uint16_t*)(page + headrace::key_bytes(head_dim)) + size_t(slot) * headrace::value_width(head_dim);
+    uint16_t* values = (uint16_t*)(page + headrace::key_bytes(head_dim, KvFormat::F16)) +
+                       size_t(slot) * headrace::value_width(head_dim);
     for (int i = 0; i < head_dim; i++) {
         keys[i * kPageTokens] = to_half(k[i]);
         values[i] = to_half(v[i]);
     }
 }
 
+}  // namespace
+
+#include "attention_int8.inl"
+
+namespace {
+
 static void fill_attention(headrace::KernelTable& t) {
-    t.attend_split = attend_split;
+    const auto f16 = static_cast<int>(KvFormat::F16), int8 = static_cast<int>(KvFormat::Int8);
+    t.attend_split[f16] = attend_split;
+    t.attend_split[int8] = quant::attend_split;
+    t.quantize_query = quant::quantize_query;
     t.attend_merge = attend_merge;
     t.attend_finish = attend_finish;
-    t.write_kv = write_kv;
+    t.write_kv[f16] = write_kv;
+    t.write_kv[int8] = quant::write_kv;
 }
 
 }  // namespace

@@ -147,6 +147,11 @@ HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) {
     __m256i a = _mm256_set1_epi32(a4);
     return in_turn(VI{dot4_eight_half(acc.a, w.a, a), dot4_eight_half(acc.b, w.b, a)});
 }
+HR_INLINE VI dot4_carried(VI acc, VB w, int32_t a4) { return dot4_eight(acc, w, a4); }
+HR_INLINE VI dot4_seven(VI acc, VB w, int32_t a4) {
+    __m256i a = _mm256_set1_epi32(a4);
+    return in_turn(VI{dot4_six_half(acc.a, a, w.a), dot4_six_half(acc.b, a, w.b)});
+}
 HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) {
     return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(a.a, b.a, _CMP_LT_OQ)),
             _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(a.b, b.b, _CMP_LT_OQ))};

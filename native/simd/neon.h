@@ -102,6 +102,8 @@ HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) {
 constexpr bool kEightsCentred = true;
 HR_INLINE VB centred(VB w) { HR_FOUR(VB, veorq_u8(w.v[i], vdupq_n_u8(0x80))); }
 HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) { return dot4_six(acc, centred(w), a4); }
+HR_INLINE VI dot4_carried(VI acc, VB w, int32_t a4) { return dot4_eight(acc, w, a4); }
+HR_INLINE VI dot4_seven(VI acc, VB w, int32_t a4) { return dot4_six(acc, w, a4); }
 HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) {
     HR_FOUR(VF, vbslq_f32(vcltq_f32(a.v[i], b.v[i]), yes.v[i], no.v[i]));
 }

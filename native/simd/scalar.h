@@ -143,6 +143,14 @@ HR_INLINE VI dot4_six(VI acc, VB w, int32_t a4) {
 }
 constexpr bool kEightsCentred = false;
 HR_INLINE VI dot4_eight(VI acc, VB w, int32_t a4) { return dot4_six(acc, w, a4); }
+HR_INLINE VI dot4_carried(VI acc, VB w, int32_t a4) { return dot4_eight(acc, w, a4); }
+HR_INLINE VI dot4_seven(VI acc, VB w, int32_t a4) {
+    int8_t a[4];
+    memcpy(a, &a4, 4);
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 4; j++) acc.v[i] += (int32_t)(int8_t)w.v[4 * i + j] * a[j];
+    return acc;
+}
 HR_INLINE VF select_less(VF a, VF b, VF yes, VF no) { HR_EACH(VF, a.v[i] < b.v[i] ? yes.v[i] : no.v[i]); }
 HR_INLINE VI select_nan(VF a, VI yes, VI no) { HR_EACH(VI, a.v[i] != a.v[i] ? yes.v[i] : no.v[i]); }
 HR_INLINE bool any_nan(VF a) {

@@ -43,7 +43,8 @@ LIMITS = Limits(tokens=600, sequences=8, pages=96, context=1100, vocab=VOCAB, th
 
 @dataclass(frozen=True)
 class Shape:
-    """A small model of one or two layers. formats: of embed, qkv (in two parts), o, gate_up, down and head."""
+    """A small model of one or two layers. formats: of embed, qkv (in two parts), o, gate_up, down and head; kv: of the
+    cache."""
 
     heads: int = 3
     kv_heads: int = 1
@@ -54,6 +55,7 @@ class Shape:
     layers: int = 1
     experts: int = 0
     formats: tuple[str, ...] = ("q8_0", "q4_1", "q6_k", "bf16", "q5_0", "q4_k", "q8_0")
+    kv: str = "float16"
 
 
 class Random:
@@ -143,11 +145,12 @@ SHAPES = {
     ),
     "moe": MOE,
 }
+SHAPES |= {f"{name}, int8": replace(SHAPES[name], kv="int8") for name in ("gqa", "window", "cap", "wide", "odd")}
 
 
 def executor(shape: Shape, limits: Limits = LIMITS, nan_token: int | None = None, **options: object) -> Executor:
     source = Random(shape, nan_token)
-    return cpu.CpuBackend(**options).executor(record(shape, source.weights), source, limits)
+    return cpu.CpuBackend(kv=shape.kv, **options).executor(record(shape, source.weights), source, limits)
 
 
 def ids(n: int, seed: int = 0) -> list[int]:
@@ -179,6 +182,23 @@ def test_attention_is_that_of_the_reference(head_dim: int, window: int, cap: flo
         ReferenceBackend().executor(record(shape, source.weights), source, LIMITS), [ids(300)], LIMITS.pages
     ).feed([{0: 300}])[0]
     assert np.abs(alone(shape, ids(300)) - want).max() < 0.02  # the rounding of keys and values
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("head_dim", [2, 10, 32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("window", "cap"), [(0, 0.0), (37, 0.0), (1, 0.0), (0, 15.0)])
+def test_attention_over_int8_pages_is_that_of_the_reference(head_dim: int, window: int, cap: float, bias: bool) -> None:
+    """Far closer than to float32: the same integers, but where a sum's last bits decide, and 14 bits or more of queries
+    and weights."""
+    shape = Shape(3, 1, head_dim, window, cap, bias, formats=FLOATS, kv="int8")
+    source, program = Random(shape), record(shape, Random(shape).weights)
+    want, exact = (
+        World(ReferenceBackend(kv).executor(program, source, LIMITS), [ids(300)], LIMITS.pages).feed([{0: 300}])[0]
+        for kv in ("int8", "float32")
+    )
+    got = alone(shape, ids(300))
+    assert np.abs(got - exact).max() < 0.3
+    assert np.abs(got - want).mean() < 0.1 * np.abs(got - exact).mean()
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
@@ -258,9 +278,12 @@ def test_a_token_at_a_time_gives_the_bits_of_one_step_around_every_edge(name: st
         assert same(got, whole[: length + 2]), length
 
 
+MANY = ("gqa", "window", "moe", "gqa, int8", "window, int8")
+
+
 @pytest.fixture(scope="module")
 def references() -> dict[str, list[np.ndarray]]:
-    return {name: [alone(SHAPES[name], ids(n, n)) for n in SEQUENCES] for name in ("gqa", "window", "moe")}
+    return {name: [alone(SHAPES[name], ids(n, n)) for n in SEQUENCES] for name in MANY}
 
 
 SEQUENCES = (40, 300, 7, 560)
@@ -268,7 +291,7 @@ SEQUENCES = (40, 300, 7, 560)
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-@pytest.mark.parametrize("name", ["gqa", "window", "moe"])
+@pytest.mark.parametrize("name", MANY)
 def test_a_row_is_the_same_in_any_company(
     name: str, references: dict[str, list[np.ndarray]], data: st.DataObject
 ) -> None:
@@ -308,6 +331,7 @@ GROUPS = {  # by query heads for each kv head
     "8": Shape(heads=8, kv_heads=1, head_dim=80, formats=FLOATS),
     "26": Shape(heads=26, kv_heads=1, head_dim=10, cap=9.0, formats=FLOATS),
 }
+GROUPS |= {f"{name}, int8": replace(GROUPS[name], kv="int8") for name in ("3", "7")}
 FAMILY = replace(LIMITS, pages=200)
 
 

@@ -56,7 +56,7 @@ def build(
 ) -> tuple[Engine, Executor, Clock]:
     clock, executor = Clock(), Executor()
     monkeypatch.setattr(engines, "time", clock)
-    monkeypatch.setattr(engines, "work", lambda program, sizes: WORK)
+    monkeypatch.setattr(engines, "work", lambda *_: WORK)
     made = EngineSettings(max_num_seqs=seqs, max_num_batched_tokens=tokens, **more)
     info = ModelInfo(name="", architecture="", max_model_len=160, vocab_size=100, page_tokens=32, pages=pages,
                      page_bytes=1, weight_bytes=1, max_logprobs=20, threads=1, isa="", load_seconds=0.0)  # fmt: skip

@@ -15,9 +15,11 @@ import pytest
 from company import Call, Recorder, alone, compare, draw_calls, schedule
 
 from headrace import SamplingParams
+from headrace.backends.cpu import CpuBackend
+from headrace.backends.cpu.executor import KvFormat
+from headrace.runtime.load import prepare
 
 LENGTHS = [1, 2, 31, 32, 33, 63, 64, 65, 100, 255, 256, 257, 300]  # around pages and splits
-PAGE_BYTES = 2 * 2 * 64 * 2 * 32 * 2  # layers, K and V, head size, KV heads, tokens, bytes
 SETTINGS = [  # threads, chunk, prefix cache, pages
     (2, 512, True, 20),
     (1, 64, True, 14),
@@ -33,9 +35,10 @@ def pool(size: int, seed: int) -> list[Call]:
     return draw_calls(290, size, seed, LENGTHS, max_tokens=(1, 5, 20, 90, 130))
 
 
-def run_schedules(path: Path, calls: list[Call], count: int, seed: int) -> Iterator[tuple[int, int]]:
+def run_schedules(path: Path, calls: list[Call], count: int, seed: int, kv: KvFormat) -> Iterator[tuple[int, int]]:
     """`count` random schedules, spread over SETTINGS; yields (rows compared, preemptions) for each setting."""
-    wanted = alone(path, calls)
+    wanted = alone(path, calls, kv_cache_dtype=kv)
+    page_bytes = CpuBackend(kv=kv).page_bytes(prepare(path).program)
     for at, (threads, chunk, cached, pages) in enumerate(SETTINGS):
         rng = random.Random(seed + at)
         recorder = Recorder(
@@ -43,7 +46,8 @@ def run_schedules(path: Path, calls: list[Call], count: int, seed: int) -> Itera
             threads=threads,
             max_num_batched_tokens=chunk,
             enable_prefix_caching=cached,
-            kv_cache_memory_bytes=pages * PAGE_BYTES,
+            kv_cache_memory_bytes=pages * page_bytes,
+            kv_cache_dtype=kv,
         )
         compared = 0
         for _ in range(count // len(SETTINGS) + 1):
@@ -53,9 +57,9 @@ def run_schedules(path: Path, calls: list[Call], count: int, seed: int) -> Itera
         recorder.engine.close()
 
 
-def check_schedules(path: Path, count: int, seed: int, preempted: int) -> None:
+def check_schedules(path: Path, count: int, seed: int, preempted: int, kv: KvFormat = "float16") -> None:
     """At least `preempted` sequences must have run out of pages on the way."""
-    results = list(run_schedules(path, pool(24, seed), count, seed))
+    results = list(run_schedules(path, pool(24, seed), count, seed, kv))
     assert all(compared > count for compared, _ in results)
     assert sum(preemptions for _, preemptions in results) >= preempted, "no schedule ran out of pages"
 
@@ -66,8 +70,14 @@ def test_no_bit_differs_in_500_random_schedules(tiny: Path) -> None:
     check_schedules(tiny, 500, seed=1, preempted=10)
 
 
-def test_no_bit_differs_in_a_few_random_schedules(tiny: Path) -> None:
-    check_schedules(tiny, 6, seed=2, preempted=0)
+@pytest.mark.parametrize("kv", ["float16", "int8"])
+def test_no_bit_differs_in_a_few_random_schedules(tiny: Path, kv: KvFormat) -> None:
+    check_schedules(tiny, 6, seed=2, preempted=0, kv=kv)
+
+
+@pytest.mark.slow
+def test_no_bit_differs_in_100_random_schedules_over_int8_pages(tiny: Path) -> None:
+    check_schedules(tiny, 100, seed=4, preempted=2, kv="int8")
 
 
 @pytest.mark.soak

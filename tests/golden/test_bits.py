@@ -34,9 +34,11 @@ def hashed(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
-def logits(path: Path, vocab: int, sequences: list[list[int]], isa: str, bf16: bool = False) -> str:
+def logits(
+    path: Path, vocab: int, sequences: list[list[int]], isa: str, bf16: bool = False, kv: str = "float16"
+) -> str:
     limits = Limits(tokens=200, sequences=2, pages=16, context=320, vocab=vocab, threads=2)
-    loaded = load_model(prepare(path), cpu.CpuBackend(isa=isa, bf16=bf16), limits)
+    loaded = load_model(prepare(path), cpu.CpuBackend(isa=isa, bf16=bf16, kv=kv), limits)
     try:
         rows = World(loaded.executor, sequences, limits.pages).feed(CHUNKS)
     finally:
@@ -72,6 +74,13 @@ def test_architectures(kind: str, bf16: bool, tmp_path: Path) -> None:
     model = hashed((tiny.TINY / kind / "model.safetensors").read_bytes())
     name = f"{kind} in {'bfloat16' if bf16 else 'float32'}"
     check(name, model, lambda isa: logits(path, tiny.VOCAB, ids(tiny.VOCAB), isa, bf16), ISAS)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
+def test_int8_pages(kind: str, tmp_path: Path) -> None:
+    path = tiny.write_folder(tmp_path / kind, tiny.config(kind) | {"max_position_embeddings": 512}, tiny.arrays(kind))
+    model = hashed((tiny.TINY / kind / "model.safetensors").read_bytes())
+    check(f"{kind}, int8 pages", model, lambda isa: logits(path, tiny.VOCAB, ids(tiny.VOCAB), isa, kv="int8"), ISAS)
 
 
 @pytest.mark.parametrize("name", FORMATS)

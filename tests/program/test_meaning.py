@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 import tiny
 from headrace.backends.reference import ReferenceBackend
-from headrace.program.meaning import MEANING, round_to_bf16
+from headrace.program.meaning import MEANING, int8_scales, round_to_f16, round_to_int8
 from headrace.program.recorder import Recorder
 from steps import World
 
@@ -18,27 +22,48 @@ def test_there_is_a_meaning_for_each_op_of_the_vocabulary() -> None:
     assert set(MEANING) == {name for name in vars(Recorder) if not name.startswith("_")} - not_ops
 
 
-@given(st.floats(width=32))
-def test_round_to_bf16(x: float) -> None:
-    got = float(round_to_bf16(np.array([x], np.float32))[0])
-    if np.isnan(x):
-        assert np.isnan(got)
-        return
-    bits = int(np.float32(x).view(np.uint32))
-    down, up = (np.uint32(b & 0xFFFFFFFF).view(np.float32) for b in (bits & 0xFFFF0000, (bits & 0xFFFF0000) + 0x10000))
-    if np.isinf(x) or bits & 0xFFFF == 0:
-        assert got == x
-        return
-    nearer = {0x8000: (down, up)}.get(bits & 0xFFFF, (down,) if bits & 0xFFFF < 0x8000 else (up,))
-    assert got in nearer
-    assert (int(np.float32(got).view(np.uint32)) >> 16) % 2 == 0 or len(nearer) == 1
+@given(arrays(np.float32, (3, 8), elements=st.floats(-8e6, 8e6, width=32)))
+def test_int8_keeps_each_vector_within_half_a_step_of_its_own_scale(x: np.ndarray) -> None:
+    scales, kept = int8_scales(x), round_to_int8(x)
+    assert (np.abs(x) <= 127 * scales * (1 + 1e-6) + 1e-40).all(), "a scale too small"
+    assert (np.abs(kept - x) <= scales * 0.5001 + 1e-40).all()
+    assert (scales == scales.astype(np.float16)).all()
+    assert not kept[(x == 0).all(axis=-1)].any()
+    for i in range(3):
+        assert np.array_equal(round_to_int8(x[i : i + 1]), kept[i : i + 1]), "a vector depends on others"
 
 
-def test_a_bf16_cache_is_close_and_not_equal() -> None:
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 1e7])
+def test_what_int8_cannot_keep_is_no_number_any_more(odd: float) -> None:
+    with np.errstate(all="ignore"):
+        kept = round_to_int8(np.array([[odd, 1], [2, 1]], np.float32))
+    assert np.isnan(kept[0]).all() and np.isfinite(kept[1]).all()
+
+
+@pytest.mark.parametrize(("kv", "least", "most"), [("float16", 1e-5, 0.02), ("int8", 1e-3, 0.3)])
+def test_a_rounded_cache_is_close_and_not_equal(kv: str, least: float, most: float) -> None:
     ids, want = tiny.expected("llama")
-    world = World(tiny.load(tiny.TINY / "llama", ReferenceBackend("bf16")).executor, ids, 8)
-    error = np.abs(np.stack(world.feed([{0: 48, 1: 48}])) - want).max()
-    assert 1e-3 < error < 0.1
+    world = World(tiny.load(tiny.TINY / "llama", ReferenceBackend(kv)).executor, ids, 8)
+    assert least < np.abs(np.stack(world.feed([{0: 48, 1: 48}])) - want).max() < most
+
+
+def test_float16_overflows_to_infinity() -> None:
+    assert np.array_equal(round_to_f16(np.array([65504, 1e6], np.float32)), [65504, np.inf])
+
+
+def test_keys_less_a_common_vector_give_the_same_answers() -> None:
+    """Qwen2's keys have a bias: float32 ones, less it, attend as before; int8 ones come closer than with it."""
+    ids, want = tiny.expected("qwen2")
+    found = {}
+    for less in (True, False):
+        executor = tiny.load(tiny.TINY / "qwen2", ReferenceBackend("int8")).executor
+        layers = executor._cache  # type: ignore[attr-defined]
+        assert all(np.any(layer.offset) for layer in layers.values())
+        for n, layer in layers.items():
+            layers[n] = replace(layer, format="float32", offset=30 * layer.offset if less else 0.0)
+        found[less] = np.stack(World(executor, ids, 8).feed([{0: 48, 1: 48}]))
+    np.testing.assert_allclose(found[True], found[False], atol=1e-3)
+    np.testing.assert_allclose(found[True], want, atol=0.01)
 
 
 def test_values_can_be_tapped_by_name() -> None:

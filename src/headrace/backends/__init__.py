@@ -50,7 +50,10 @@ class Executor(Protocol):
 
 
 class Backend(Protocol):
+    """kv: the format that keys and values are kept in."""
+
     name: str
+    kv: str
 
     def page_bytes(self, program: Program) -> int:
         """Bytes of one KV page over all layers, known before anything is loaded."""

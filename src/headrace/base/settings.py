@@ -16,6 +16,8 @@ PAGE = 32  # tokens of a KV page
 
 DEFAULT_MODEL = "smollm2-135m"
 
+KV_DTYPES = ("float16", "int8")  # formats of the KV cache
+
 ISAS = ("scalar", "avx2", "avx512", "amx", "neon_dot", "neon_i8mm")  # instruction sets with kernels of their own
 
 
@@ -36,6 +38,9 @@ class EngineSettings:
     override_generation_config: goes before it, by the same names.
     kv_cache_memory_bytes: size of the KV cache; None takes enough for `max_num_seqs` sequences of 1,024 tokens, and
         for one of `max_model_len`, within the free memory.
+    kv_cache_dtype: what keys and values are kept as: "float16" (and "auto"), or "int8", with a scale for each token and
+        head: half the memory, and faster at long contexts; see docs/log.md for what it costs. The reference back end's
+        "auto" keeps float32.
     threads: of the native pool; 0 takes what the machine allows this process.
     batching: "continuous", or for comparison "static": a batch is filled and runs until all of it has ended.
     kv_cache: False recomputes the whole sequence at each step, for comparison.
@@ -62,6 +67,7 @@ class EngineSettings:
     override_generation_config: Mapping[str, Any] | None = None
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: Literal["auto", "float16", "int8"] = "auto"
     threads: int = 0
     batching: Literal["continuous", "static"] = "continuous"
     kv_cache: bool = True
@@ -131,6 +137,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "override_generation_config": (_optional(_names), "an object of sampling fields"),
     "enable_prefix_caching": (_flag, "true or false"),
     "kv_cache_memory_bytes": (_optional(_whole(1)), "a number of bytes"),
+    "kv_cache_dtype": (lambda v: v in ("auto", *KV_DTYPES), f"'auto' or one of {', '.join(KV_DTYPES)}"),
     "threads": (_whole(0, 256), "from 0 (automatic) to 256"),
     "batching": (lambda v: v in ("continuous", "static"), "'continuous' or 'static'"),
     "kv_cache": (_flag, "true or false"),

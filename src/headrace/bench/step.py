@@ -37,8 +37,8 @@ class Taken:
 class _Watched:
     """An executor that notes what it was asked and how long it took."""
 
-    def __init__(self, executor: CpuExecutor) -> None:
-        self._run = executor.run
+    def __init__(self, executor: CpuExecutor, kv_bytes: float) -> None:
+        self._run, self._kv_bytes = executor.run, kv_bytes
         self.weight_bytes, self.page_bytes = executor.weight_bytes, executor.page_bytes
         self.threads, self.isa = executor.threads, executor.isa
         self.close, self.rates = executor.close, executor.rates
@@ -49,7 +49,7 @@ class _Watched:
         out = self._run(step)
         self.seconds = time.perf_counter() - start
         rows = (step.query_start[1:] - step.query_start[:-1]).tolist()
-        self.load = Load(rows, step.context.tolist(), len(step.logit_rows))
+        self.load = Load(rows, step.context.tolist(), len(step.logit_rows), self._kv_bytes)
         return out
 
 
@@ -69,7 +69,7 @@ class StepBench:
             self.llm.close()
             raise SettingError("only the cpu back end's steps can be measured", param="backend")
         self._executor = executor
-        self._watched = _Watched(executor)
+        self._watched = _Watched(executor, self.llm.engine.model.kv_bytes)
         self.llm.engine.runner.executor = self._watched
         self._bf16 = settings.dtype == "bfloat16"
         self._budget = settings.max_num_batched_tokens

@@ -86,6 +86,7 @@ ENGINE_FLAGS: FlagTable = {
     "kv_cache_memory_bytes": (int | None, _AUTO, "Size of the KV cache, such as 2G."),
     "threads": (int, COUNT, "Threads of the back end; 0: what the machine allows."),
     "batching": (str, {"metavar": "continuous|static"}, "static: fill a batch, finish it, then the next."),
+    "kv_cache_dtype": (str, {"metavar": "TYPE"}, "auto (float16) or int8: half the memory, slightly less exact."),
     "kv_cache": (bool, {}, "Off: compute the whole sequence at each step, to compare."),
     "backend": (str, {"metavar": "cpu|reference"}, "reference: numpy, slow, the specification."),
     "dtype": (str, {"metavar": "auto|float32|bfloat16"}, "Inputs of bf16 weights: bfloat16 is faster, less exact."),

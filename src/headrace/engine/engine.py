@@ -60,11 +60,11 @@ class Engine:
             batching=settings.batching,
             kv_cache=settings.kv_cache,
         )
-        growth = work(model.program, model.sizes)
+        growth = work(model.program, model.sizes, model.kv_bytes)
         self.times = StepTimes(growth)
         bf16 = settings.dtype == "bfloat16"
         self.amounts = Amounts(model.program, model.sizes, growth, tokens, rates, bf16)
-        salt = f"{model.fingerprint}:{settings.backend}:{settings.dtype}"
+        salt = f"{model.fingerprint}:{settings.backend}:{settings.dtype}:{info.kv_cache_dtype}"
         self.scheduler = Scheduler(limits, salt=salt, pace=_pace(settings.max_inter_token_ms, self.times, tokens))
         self.runner = Runner(
             model.executor, max_num_seqs=settings.max_num_seqs, context=limits.context, vocab=info.vocab_size

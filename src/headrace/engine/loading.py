@@ -92,7 +92,7 @@ def _generation_file(path: Path) -> dict[str, Any]:
 def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: int) -> Engine:
     """The engine of a model; closes its checkpoint. vocab_size: ids that the tokenizer knows; no other is drawn."""
     start = time.perf_counter()
-    backend = backend_named(settings.backend, settings.isa, settings.dtype == "bfloat16")
+    backend = backend_named(settings.backend, settings.isa, settings.dtype == "bfloat16", settings.kv_cache_dtype)
     generation = generation_of(settings, checkpoint)
     parameters = sum(prod(tensor.shape) for tensor in checkpoint.tensors.values())
     prepared = prepare(checkpoint)
@@ -108,6 +108,7 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
         page_tokens=PAGE,
         pages=limits.pages,
         page_bytes=model.executor.page_bytes,
+        kv_cache_dtype=backend.kv,
         weight_bytes=model.executor.weight_bytes,
         max_logprobs=settings.max_logprobs,
         threads=model.executor.threads,

@@ -228,6 +228,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     isa: str
     load_seconds: float
+    kv_cache_dtype: str = "float16"
     parameters: int = 0
     trained_len: int = 0
     dim: int = 0

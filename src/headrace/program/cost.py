@@ -5,7 +5,7 @@ Counts what grows with the model: weights and the KV cache. Activations stay in 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -129,14 +129,14 @@ class Work:
     attention: tuple[Attention, ...]
 
 
-def work(program: Program, sizes: Sizes) -> Work:
-    """The growth of `costs`. sizes: as there. Experts count with all their bytes."""
+def work(program: Program, sizes: Sizes, kv_bytes: float = 2.0) -> Work:
+    """The growth of `costs`. sizes, kv_bytes: as there. Experts count with all their bytes."""
     windows: Counter[int | None] = Counter()
-    read: Counter[int | None] = Counter()
+    read: dict[int | None, float] = defaultdict(float)
     for op in program.layers():
         window = op.attrs["window"] or None
         windows[window] += 2 * op.attrs["heads"] * op.attrs["head_dim"]
-        read[window] += 4 * op.attrs["kv_heads"] * op.attrs["head_dim"]
+        read[window] += 2 * op.attrs["kv_heads"] * op.attrs["head_dim"] * kv_bytes
     return Work(
         weight_bytes=sum(sizes.values()),
         row=total(program, sizes, Load([1], [0], 0)).macs,
@@ -151,5 +151,5 @@ def kv_bytes(layers: int, kv_heads: int, head_dim: int, element: float = 2.0) ->
 
 
 def kv_bytes_per_token(program: Program, element: float = 2.0) -> float:
-    """Bytes of KV cache a token takes over all layers; element: bytes an element takes (2 for bfloat16)."""
+    """Bytes of KV cache a token takes over all layers; element: bytes an element takes (2 for float16)."""
     return sum((kv_bytes(1, op.attrs["kv_heads"], op.attrs["head_dim"], element) for op in program.layers()), 0.0)

@@ -24,11 +24,15 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Keys and values of one layer, each float32 [pages, 32, kv_heads, head_dim]. rounded: to bfloat16 when written."""
+    """Keys and values of one layer, each float32 [pages, 32, kv_heads, head_dim]. format: of KV_FORMATS, when written.
+
+    offset: what keys are less of, [kv_heads, head_dim] or 0; see `program.keys`.
+    """
 
     keys: F32
     values: F32
-    rounded: bool = False
+    format: str = "float32"
+    offset: F32 | float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,32 @@ class Surroundings:
 Meaning = Callable[[Op, Sequence[Array], Sequence[F32], Surroundings], tuple[F32, ...]]
 
 
-def round_to_bf16(x: F32) -> F32:
-    """The nearest bfloat16 values, ties to even, as float32. NaN stays NaN."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    return np.where(np.isnan(x), x, rounded.view(np.float32))
+def int8_scales(x: F32) -> F32:
+    """Of vectors [..., n] that are kept as int8: the least float16 from max|x| / 127 on, NaN where there is none."""
+    with np.errstate(over="ignore"):
+        wanted = np.abs(x).max(axis=-1, keepdims=True) / np.float32(127)
+        near = wanted.astype(np.float16)
+    scales = np.where(near < wanted, np.nextafter(near, np.float16(np.inf)), near).astype(np.float32)
+    return np.where(np.isfinite(scales), scales, np.float32(np.nan))
+
+
+def round_to_int8(x: F32) -> F32:
+    """Each vector [..., n] as its scale times integers from -127 to 127, the nearest ones."""
+    scales = int8_scales(x)
+    return np.rint(x / np.where(scales == 0, np.float32(1), scales)) * scales
+
+
+def round_to_f16(x: F32) -> F32:
+    """The nearest float16 values, ties to even; infinite beyond 65504."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float32)
+
+
+KV_FORMATS: dict[str, Callable[[F32], F32]] = {
+    "float32": lambda x: x,
+    "float16": round_to_f16,
+    "int8": round_to_int8,
+}
 
 
 def _embed(op: Op, x: Sequence[Array], w: Sequence[F32], _: Surroundings) -> tuple[F32, ...]:
@@ -111,7 +136,7 @@ def _attend(op: Op, x: Sequence[Array], _: Sequence[F32], around: Surroundings) 
     q, k, v = x
     step, cache, window = around.step, around.cache[op.attrs["layer"]], op.attrs["window"]
     shape = (len(q), op.attrs["kv_heads"], op.attrs["head_dim"])
-    k, v = (round_to_bf16(a) if cache.rounded else a for a in (k.reshape(shape), v.reshape(shape)))
+    k, v = map(KV_FORMATS[cache.format], (k.reshape(shape) - cache.offset, v.reshape(shape)))
     out = np.empty_like(q)
     for b, context in enumerate(step.context):
         rows = slice(step.query_start[b], step.query_start[b + 1])

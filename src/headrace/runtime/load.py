@@ -18,6 +18,7 @@ from headrace.backends import Backend, Executor, Limits
 from headrace.base.errors import BadModelFile
 from headrace.base.formats import F32, Format
 from headrace.base.log import log
+from headrace.base.settings import PAGE
 from headrace.models import Config, Entry, Model, Source, describe, leftovers
 from headrace.models.registry import KNOWN
 from headrace.program import Layout, Part, Program, WeightData
@@ -63,9 +64,9 @@ class Prepared:
 class LoadedModel:
     """A model that can run; nothing of its file is kept.
 
-    fingerprint: of the checkpoint it came from. sizes: bytes of each weight, for `program.cost`.
-    copy: the same with weights of 4 bits, on the same KV cache, if it was asked for; copy_share: bytes of its weights
-    over the model's.
+    fingerprint: of the checkpoint it came from. For `program.cost`: sizes, bytes of each weight, and kv_bytes, of an
+    element of the KV cache with its share of scales and padding. copy: the same with weights of 4 bits, on the same KV
+    cache, if it was asked for; copy_share: bytes of its weights over the model's.
     """
 
     config: Config
@@ -73,6 +74,7 @@ class LoadedModel:
     executor: Executor
     fingerprint: str
     sizes: Mapping[str, int]
+    kv_bytes: float = 2.0
     copy: Executor | None = None
 
     @property
@@ -114,7 +116,8 @@ def load_model(prepared: Prepared, backend: Backend, limits: Limits, copied: boo
     executor = backend.executor(prepared.program, prepared.weights, limits)
     copy = _copy(prepared, backend, limits, executor) if copied else None
     prepared.checkpoint.close()
-    return LoadedModel(prepared.config, prepared.program, executor, fingerprint, sizes, copy)
+    kv_bytes = executor.page_bytes / (PAGE * kv_bytes_per_token(prepared.program, 1))
+    return LoadedModel(prepared.config, prepared.program, executor, fingerprint, sizes, kv_bytes, copy)
 
 
 def _copy(prepared: Prepared, backend: Backend, limits: Limits, executor: Executor) -> Executor:

@@ -236,9 +236,10 @@ def _say_ready(engine: EngineClient, app: App, sock: socket.socket, settings: Se
         info.isa,
     )
     log.info(
-        "CPU KV cache size: %s tokens (%s), Maximum concurrency for %s tokens per request: %.2fx",
+        "CPU KV cache size: %s tokens (%s, %s), Maximum concurrency for %s tokens per request: %.2fx",
         f"{tokens:,}",
         megabytes(info.pages * info.page_bytes),
+        info.kv_cache_dtype,
         f"{info.max_model_len:,}",
         tokens / info.max_model_len,
     )

@@ -188,36 +188,56 @@ void rows(const KernelTable& k) {
     caps.print("softcap"), exps.print("exp"), turns.print("rope");
 }
 
-void attention(const KernelTable& k) {
+// Pages of keys and values of all sizes, some of them no numbers.
+std::vector<uint8_t> odd_pages(const KernelTable& k, int format) {
+    constexpr int kHeadDim = 18;
+    Random random;
+    std::vector<uint8_t> page(head_page_bytes(kHeadDim, static_cast<KvFormat>(format)));
+    const float sizes[] = {0, 1e-42f, 1e-33f, 1e-8f, 1e-5f, 1, 6e4f, 8e6f, 1e7f, 1e38f};
+    for (int t = 0; t < kPageTokens; t++) {
+        auto key = random.floats(kHeadDim, sizes[t % 10]), value = random.floats(kHeadDim, sizes[t * 3 % 10]);
+        if (t == 20) key[3] = __builtin_inff();
+        if (t == 21) value[4] = -__builtin_inff();
+        k.write_kv[format](key.data(), value.data(), kHeadDim, t, page.data());
+    }
+    return page;
+}
+
+void attention(const KernelTable& k, KvFormat format) {
+    const int kv = static_cast<int>(format);
     Digest digest;
     for (const int head_dim : {16, 64, 80, 256}) {
         Random random;
         constexpr int kPages = 2 * kSplitTokens / kPageTokens;
         const int width = value_width(head_dim);
-        const size_t page_bytes = head_page_bytes(head_dim);
+        const size_t page_bytes = head_page_bytes(head_dim, format);
         std::vector<uint8_t> cache(page_bytes * kPages);
         std::vector<int32_t> pages(kPages);
         for (int p = 0; p < kPages; p++) {
             pages[p] = (5 * p + 3) % kPages;
             for (int t = 0; t < kPageTokens; t++) {
                 const auto key = random.floats(head_dim, 2), value = random.floats(head_dim, 70);
-                k.write_kv(key.data(), value.data(), head_dim, t, cache.data() + pages[p] * page_bytes);
+                k.write_kv[kv](key.data(), value.data(), head_dim, t, cache.data() + pages[p] * page_bytes);
             }
         }
         for (const float softcap : {0.0f, 20.0f}) {
             const auto q = random.floats(size_t(kTileRows) * head_dim, 0.5f);
+            std::vector<QuantQuery> quant(kTileRows);
             AttendSplit work{};
             work.cache = cache.data(), work.page_stride = page_bytes, work.pages = pages.data();
             work.rows = kTileRows, work.head_dim = head_dim, work.scale = 0.125f, work.softcap = softcap;
-            for (int r = 0; r < kTileRows; r++)
+            for (int r = 0; r < kTileRows; r++) {
                 work.q[r] = q.data() + r * head_dim, work.lo[r] = 7 * r, work.hi[r] = 333 + 11 * r;
+                k.quantize_query(work.q[r], head_dim, quant[r]);
+                work.quant[r] = &quant[r];
+            }
             const size_t size = row_result(head_dim);
             std::vector<float> out[2];
             for (int s = 0; s < 2; s++) {
                 out[s].resize(kTileRows * size);
                 work.split = s;
                 for (int r = 0; r < kTileRows; r++) work.out[r] = out[s].data() + r * size;
-                k.attend_split(work);
+                k.attend_split[kv](work);
                 for (int r = 0; r < kTileRows; r++) digest(work.out[r], width + 2);
             }
             for (int r = 0; r < kTileRows; r++) {
@@ -228,7 +248,8 @@ void attention(const KernelTable& k) {
             }
         }
     }
-    digest.print("attention");
+    for (uint8_t byte : odd_pages(k, kv)) digest.word(byte);
+    digest.print(format == KvFormat::F16 ? "attention" : "attention int8");
 }
 
 // Rows through the whole sampler, whose passes are the kernels.
@@ -261,7 +282,8 @@ int main(int count, char** arguments) try {
         return 0;
     }
     const KernelTable& k = *chosen(arguments[1]);
-    linears(k), rows(k), attention(k), sampling(k);
+    linears(k), rows(k), sampling(k);
+    attention(k, KvFormat::F16), attention(k, KvFormat::Int8);
     return 0;
 } catch (const std::exception& wrong) {
     std::fprintf(stderr, "%s\n", wrong.what());

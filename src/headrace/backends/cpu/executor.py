@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -16,9 +17,13 @@ from headrace.backends.cpu.weights import Loaded, load, loaded_bytes
 from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.settings import PAGE
 from headrace.program import Layout, Program, Sampled, Step, WeightSource
+from headrace.program.keys import key_offsets
 from headrace.program.roof import Rates
 
+KvFormat = Literal["float16", "int8"]
+
 MAX_HEAD = 256
+SCALE = 2  # bytes of an int8 key's or value's scale
 LOGITS_AT_ONCE = 32  # rows: bounds the memory that logits take
 
 
@@ -28,17 +33,19 @@ class CpuBackend:
 
     bf16: inputs of bf16 weights are rounded to bf16 too: twice the speed where the machine has the instruction, and
         logits of the accuracy that such a model was trained with; a router's are not.
+    kv: what keys and values are kept as; see native/attention.h.
     merge: False runs every op by itself, keeps every value, and allows taps; the results are the same, bit for bit.
     """
 
     isa: str | None = None
     merge: bool = True
     bf16: bool = False
+    kv: KvFormat = "float16"
     name: str = field(default="cpu", init=False)
 
     def page_bytes(self, program: Program) -> int:
-        """Bytes of one KV page over all layers: float16; rows of values are padded to 16."""
-        return sum(_layer_bytes(*layer) for layer in _layers(program))
+        """Bytes of one KV page over all layers."""
+        return sum(_layer_bytes(*layer, self.kv) for layer in _layers(program))
 
     def weight_bytes(self, program: Program, layouts: Mapping[str, Layout]) -> int:
         """Bytes of the weights once they are packed, shared ones once."""
@@ -49,7 +56,7 @@ class CpuBackend:
     ) -> CpuExecutor:
         """Raises `SettingError` for an instruction set or head size that can't be, `CapacityError` without memory."""
         assert beside is None or isinstance(beside, CpuExecutor)
-        return CpuExecutor(program, weights, limits, _isa(self.isa), self.merge, self.bf16, beside)
+        return CpuExecutor(program, weights, limits, _isa(self.isa), self.merge, self.bf16, self.kv, beside)
 
 
 def _isa(asked: str | None) -> str:
@@ -79,8 +86,14 @@ def _routers(program: Program) -> frozenset[str]:
     return frozenset(op.weights[0] for op in program.ops if op.kind == "route")
 
 
-def _layer_bytes(kv_heads: int, head_dim: int) -> int:
-    return kv_heads * PAGE * 2 * (head_dim + -(-head_dim // 16) * 16)
+def _token_bytes(head_dim: int, kv: KvFormat) -> int:
+    """Bytes of a token's key and value in one head; rows of values are padded to 16, int8 keys to 4."""
+    values = -(-head_dim // 16) * 16
+    return 2 * (head_dim + values) if kv == "float16" else -(-head_dim // 4) * 4 + values + 2 * SCALE
+
+
+def _layer_bytes(kv_heads: int, head_dim: int, kv: KvFormat) -> int:
+    return kv_heads * PAGE * _token_bytes(head_dim, kv)
 
 
 def _check_memory(page_bytes: int, pages: int) -> None:
@@ -103,18 +116,20 @@ class CpuExecutor:
         isa: str,
         merge: bool = True,
         bf16: bool = False,
+        kv: KvFormat = "float16",
         beside: CpuExecutor | None = None,
     ) -> None:
         layers = _layers(program)
         self.isa, self.threads = isa, limits.threads or default_threads()
         self._limits, self._merge = limits, merge
-        _check_memory(sum(_layer_bytes(*layer) for layer in layers), limits.pages)
+        _check_memory(sum(_layer_bytes(*layer, kv) for layer in layers), limits.pages)
         try:
             self._weights: Loaded | None = load(
                 program.weights.values(), weights, self.threads, exact=_routers(program), halved=gated_weights(program)
             )
-            self._plan: Plan | None = self._make_plan(limits, layers, beside)
-            self._lowering = Lowering(self._plan, program, self._weights, merge, limits.context, bf16)
+            self._plan: Plan | None = self._make_plan(limits, layers, kv, beside)
+            offsets = key_offsets(program, self._weights.vectors) if kv == "int8" else {}
+            self._lowering = Lowering(self._plan, program, self._weights, merge, limits.context, offsets, bf16)
             self._lowering.lower()
         except MemoryError as e:
             raise CapacityError(
@@ -127,7 +142,9 @@ class CpuExecutor:
         self.weight_bytes = self._weights.nbytes
         self.page_bytes = self._plan.page_bytes
 
-    def _make_plan(self, limits: Limits, layers: list[tuple[int, int]], beside: CpuExecutor | None) -> Plan:
+    def _make_plan(
+        self, limits: Limits, layers: list[tuple[int, int]], kv: KvFormat, beside: CpuExecutor | None
+    ) -> Plan:
         return Plan(
             isa=self.isa,
             threads=self.threads,
@@ -139,6 +156,7 @@ class CpuExecutor:
             vocab=limits.vocab,
             chunk=LOGITS_AT_ONCE if self._merge else limits.tokens,
             layers=layers,
+            kv=kv,
             beside=None if beside is None else beside._plan,
         )
 

@@ -10,7 +10,7 @@ Does not know devices beyond the plan's calls, nor requests.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from headrace._native import Extent, Plan
@@ -45,6 +45,7 @@ class Lowering:
     weights: Loaded
     merge: bool
     context: int
+    offsets: Mapping[int, Floats] = field(default_factory=dict)  # see `program.keys`
     bf16: bool = False  # bf16 weights take inputs rounded to bf16, as one instruction does, instead of float32
     places: dict[int, Slice] = field(default_factory=dict)
     _owners: Counter[int] = field(default_factory=Counter)  # live values of each buffer
@@ -272,7 +273,8 @@ def _rope(to: Lowering, op: Op) -> None:
 def _attend(to: Lowering, op: Op) -> None:
     q, k, v = map(to.place, op.inputs)
     out, a = to.new(op.outputs[0]), op.attrs
-    to.plan.write(k, v, to.layer(op))
+    offset = to.offsets.get(a["layer"])
+    to.plan.write(k, v, to.layer(op), None if offset is None else -offset.reshape(-1))
     into = to.prepared_by_its_op(op.outputs[0]) if a["head_dim"] % 32 == 0 else -1
     to.plan.attend(q, to.layer(op), a["scale"], a["window"], a["softcap"], out, into)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,23 +16,22 @@ from headrace.backends import Executor, Limits
 from headrace.base.settings import PAGE
 from headrace.program import Layout, Program, Rope, Sampled, Step, Weight, WeightSource
 from headrace.program.cost import kv_bytes_per_token
+from headrace.program.keys import key_offsets
 from headrace.program.meaning import MEANING, Array, LayerCache, Surroundings
 from headrace.program.sample import sample
 from headrace.program.step import F32
 from headrace.quant.blocks import dequantize
 
-KvFormat = Literal["f32", "bf16"]
-
 
 @dataclass(slots=True)
 class ReferenceBackend:
-    """kv_format: "f32" keeps keys and values as they are; "bf16" rounds what is written, as the fast back ends do."""
+    """kv: a name of `meaning.KV_FORMATS`: what keys and values are rounded to as they are written."""
 
-    kv_format: KvFormat = "f32"
+    kv: str = "float32"
     name: str = "reference"
 
     def page_bytes(self, program: Program) -> int:
-        """Bytes of one KV page over all layers: float32 in both formats."""
+        """Bytes of one KV page over all layers: float32 in all formats."""
         return _page_bytes(program)
 
     def weight_bytes(self, program: Program, layouts: Mapping[str, Layout]) -> int:
@@ -43,7 +42,7 @@ class ReferenceBackend:
     def executor(
         self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None
     ) -> ReferenceExecutor:
-        made = ReferenceExecutor(program, weights, limits, self.kv_format)
+        made = ReferenceExecutor(program, weights, limits, self.kv)
         if beside is not None:
             assert isinstance(beside, ReferenceExecutor)
             made._cache = beside._cache
@@ -66,22 +65,25 @@ def _array(weights: WeightSource, weight: Weight, loaded: dict[str, F32]) -> F32
 class ReferenceExecutor:
     """A program, its weights and its cache. Values live until their last use; those that are tapped are copied out."""
 
-    def __init__(self, program: Program, weights: WeightSource, limits: Limits, kv_format: KvFormat = "f32") -> None:
+    def __init__(self, program: Program, weights: WeightSource, limits: Limits, kv: str = "float32") -> None:
         self._program, self._limits = program, limits
         self._last = program.last_uses()
         self._weights: dict[str, F32] = {}
         for name, weight in program.weights.items():
             self._weights[name] = _array(weights, weight, self._weights)
-        self._cache = {op.attrs["layer"]: self._layer(op.attrs, kv_format) for op in program.layers()}
+        offsets = key_offsets(program, self._weights) if kv == "int8" else {}
+        self._cache = {
+            op.attrs["layer"]: self._layer(op.attrs, kv, offsets.get(op.attrs["layer"], 0.0)) for op in program.layers()
+        }
         ropes: set[Rope] = {op.attrs["rope"] for op in program.ops if op.kind == "rope"}
         self._ropes = {rope: rope.table(limits.context) for rope in ropes}
         self.weight_bytes = sum({id(w): w.nbytes for w in self._weights.values()}.values())
         self.page_bytes = _page_bytes(program)
         self.threads, self.isa = 1, "numpy"
 
-    def _layer(self, attrs: Mapping[str, Any], kv_format: KvFormat) -> LayerCache:
+    def _layer(self, attrs: Mapping[str, Any], kv: str, offset: F32 | float) -> LayerCache:
         shape = (self._limits.pages, PAGE, attrs["kv_heads"], attrs["head_dim"])
-        return LayerCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32), kv_format == "bf16")
+        return LayerCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32), kv, offset)
 
     def run(self, step: Step) -> Sampled:
         """One step; see `Step`. Non-finite numbers are no error here: they show in `status`."""

@@ -201,6 +201,7 @@ class Snapshot(Collector):
             "num_gpu_blocks": info.pages,
             "num_cpu_blocks": info.pages,
             "page_bytes": info.page_bytes,
+            "cache_dtype": info.kv_cache_dtype,
             "max_model_len": info.max_model_len,
             "enable_prefix_caching": self._prefix_caching,
         }
