@@ -64,6 +64,11 @@ def test_a_model(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
     assert f"{own.step_bytes(8, 1000) / 1e6:,.2f}" in line
 
 
+def test_int8_keys_and_values(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    kept = told(capsys, str(tiny), "--kv-cache-dtype", "int8")["kv_cache"]
+    assert kept["bytes_a_token"] == 2 * 2 * 2 * (64 + 2)  # a byte an element, and a scale of two
+
+
 def test_the_context_is_the_servers_unless_said(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
     assert told(capsys, str(tiny))["kv_cache"]["context"] == 2048
     assert told(capsys, *NUMBERS)["kv_cache"]["context"] == 8192
@@ -85,6 +90,7 @@ def test_the_context_is_the_servers_unless_said(capsys: pytest.CaptureFixture[st
         (["MODEL", "--layers", "8"], 1, "--layers: the model says these"),
         ([*NUMBERS, "--revision", "main"], 1, "a model or numbers, not both"),
         (["MODEL", "--bits", "8"], 1, "--bits: the model says these"),
+        (["MODEL", "--kv-cache-dtype", "int3"], 1, "kv_cache_dtype must be"),
         (["MODEL", "--context", "4096"], 1, "trained for 2048"),
         (["/no/such/folder"], 1, "no such file"),
     ],

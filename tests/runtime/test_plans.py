@@ -87,6 +87,14 @@ def test_every_architecture_takes_what_was_planned(kind: str, backend: Backend) 
 
 
 @pytest.mark.parametrize("kind", tiny_models.KINDS)
+def test_int8_pages_take_what_was_planned(kind: str) -> None:
+    path, backend = tiny_models.TINY / kind, CpuBackend(kv="int8")
+    executor = load_model(prepare(path), backend, tiny_models.LIMITS).executor
+    assert of_path(path, backend).cache.page_bytes == executor.page_bytes < of_path(path, CpuBackend()).cache.page_bytes
+    executor.close()
+
+
+@pytest.mark.parametrize("kind", tiny_models.KINDS)
 def test_a_configuration_alone_tells_the_same(kind: str, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(tiny_models.config(kind)))

@@ -11,7 +11,7 @@ import typer
 from headrace.backends.registry import backend_named
 from headrace.base.errors import SettingError
 from headrace.base.log import to_stderr
-from headrace.base.settings import DEFAULT_MODEL, PAGE
+from headrace.base.settings import DEFAULT_MODEL, PAGE, EngineSettings
 from headrace.cli.flags import COUNT
 from headrace.runtime.plan import Subject, Weights, of_numbers, of_path
 from headrace.weights import resolve
@@ -32,6 +32,7 @@ def run(
         typer.Argument(help="A model as for `serve`, or a config.json.", show_default=DEFAULT_MODEL),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(metavar="TYPE", help="As `serve` has it; of a model.")] = "auto",
     layers: Annotated[int | None, typer.Option(min=1, max=MOST, help="Without a model: its layers,")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, max=MOST, help="its heads of keys and values,")] = None,
     head_size: Annotated[int | None, typer.Option(min=1, max=MOST, help="and their size;")] = None,
@@ -59,7 +60,8 @@ def run(
     if any(value is not None for value in (*numbers.values(), *extra.values())):
         subject = _of_numbers(model or revision, numbers, extra)
     else:
-        subject = of_path(resolve(model or DEFAULT_MODEL, revision=revision), backend_named("cpu"))
+        settings = EngineSettings.of(model or DEFAULT_MODEL, kv_cache_dtype=kv_cache_dtype)
+        subject = of_path(resolve(settings.model, revision=revision), backend_named("cpu", kv=settings.kv_cache_dtype))
     told = _told(subject, _context(subject, context), requests, memory, bandwidth)
     print(json.dumps(told, indent=1) if as_json else _shown(told))
 
