@@ -32,7 +32,9 @@ def run(
         typer.Argument(help="A model as for `serve`, or a config.json.", show_default=DEFAULT_MODEL),
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
-    kv_cache_dtype: Annotated[str, typer.Option(metavar="TYPE", help="As `serve` has it; of a model.")] = "auto",
+    kv_cache_dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="As `serve` has it; of a model.", show_default="auto")
+    ] = None,
     layers: Annotated[int | None, typer.Option(min=1, max=MOST, help="Without a model: its layers,")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, max=MOST, help="its heads of keys and values,")] = None,
     head_size: Annotated[int | None, typer.Option(min=1, max=MOST, help="and their size;")] = None,
@@ -58,9 +60,9 @@ def run(
     extra = {"bits": bits, "parameters": parameters}
     _at_least_1(parameters=parameters, memory=memory, context=context, requests=requests, bandwidth=bandwidth)
     if any(value is not None for value in (*numbers.values(), *extra.values())):
-        subject = _of_numbers(model or revision, numbers, extra)
+        subject = _of_numbers(model or revision or kv_cache_dtype, numbers, extra)
     else:
-        settings = EngineSettings.of(model or DEFAULT_MODEL, kv_cache_dtype=kv_cache_dtype)
+        settings = EngineSettings.of(model or DEFAULT_MODEL, kv_cache_dtype=kv_cache_dtype or "auto")
         subject = of_path(resolve(settings.model, revision=revision), backend_named("cpu", kv=settings.kv_cache_dtype))
     told = _told(subject, _context(subject, context), requests, memory, bandwidth)
     print(json.dumps(told, indent=1) if as_json else _shown(told))
@@ -73,7 +75,7 @@ def _at_least_1(**given: int | None) -> None:
 
 
 def _of_numbers(named: str | None, numbers: dict[str, int | None], extra: dict[str, Any]) -> Subject:
-    """named: a model, or the revision of one, given beside numbers."""
+    """named: a model, or what only a model can have, given beside numbers."""
     if named is not None:
         given = [name for name, value in (numbers | extra).items() if value is not None]
         raise SettingError(f"{_flags(given)}: the model says these; give a model or numbers, not both", param=given[0])
