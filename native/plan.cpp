@@ -94,13 +94,12 @@ Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, s
     }
     if (beside)
         require(page_bytes_ == beside->page_bytes_ && limits.pages == beside->limits_.pages &&
-                    threads == beside->threads() && std::equal(layers.begin(), layers.end(), beside->layers_.begin(),
-                                                               beside->layers_.end(),
-                                                               [&](const auto& one, const Layer& other) {
-                                                                   return one.first == other.kv_heads &&
-                                                                          one.second == other.head_dim &&
-                                                                          other.format == kv;
-                                                               }),
+                    threads == beside->threads() &&
+                    std::equal(layers.begin(), layers.end(), beside->layers_.begin(), beside->layers_.end(),
+                               [&](const auto& one, const Layer& other) {
+                                   return one.first == other.kv_heads && one.second == other.head_dim &&
+                                          other.format == kv;
+                               }),
                 "plans beside each other have the same layers, pages, format of pages and threads");
     else
         cache_ = Arena(page_bytes_ * limits.pages);

@@ -20,9 +20,9 @@ using PieceRef = std::tuple<const Packed*, int, int>;  // a packed matrix, its f
 
 class Plan {
   public:
-    // layers: (kv heads, head size) of each layer of the KV cache, kv: its format. merge: row ops that follow each other
-    // share a phase. beside: a plan whose KV cache and threads this one uses too, instead of its own; one of the two
-    // runs at a time.
+    // layers: (kv heads, head size) of each layer of the KV cache, kv: its format. merge: row ops that follow each
+    // other share a phase. beside: a plan whose KV cache and threads this one uses too, instead of its own; one of the
+    // two runs at a time.
     Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers,
          KvFormat kv, const Plan* beside = nullptr);
 
