@@ -43,7 +43,6 @@ IGNORED: Mapping[str, tuple[bool, str]] = {
     "enforce-eager": (False, "nothing is compiled at start"),
     "fingerprint-mode": (True, "/version says what runs"),
     "gpu-memory-utilization": (True, _MEMORY),
-    "kv-cache-dtype": (True, "the KV cache is float16"),
     "kv-cache-metrics": (False, "/metrics has what there is"),
     "load-format": (True, _FILE),
     "long-prefill-token-threshold": (True, "--max-inter-token-ms sets how prompts are cut"),
