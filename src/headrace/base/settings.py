@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Literal
 
 from headrace.base.errors import SettingError
@@ -147,8 +145,3 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "isa": (lambda v: v in ("", *ISAS), f"one of {', '.join(ISAS)}, or empty for the best"),
     "dtype": (lambda v: v in ("auto", "float32", "bfloat16"), "'auto', 'float32' or 'bfloat16'"),
 }
-
-
-def cache_dir() -> Path:
-    """Where downloads are kept: ``HEADRACE_CACHE``, else ``~/.cache/headrace``."""
-    return Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace")
