@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import SettingError
+from headrace.base.log import shown
 from headrace.serve.api.fields import CHAT as CHAT_FIELDS
 from headrace.serve.api.fields import COMPLETION
 from headrace.serve.app import App
-from headrace.serve.errors import shown
 from headrace.serve.settings import ServeSettings
 
 pytest_plugins = ["serve_fixtures"]

@@ -77,7 +77,8 @@ def to_stderr(level: int = logging.INFO, form: str = "human", *, others: bool = 
     log.propagate = False
 
 
-def shown(value: object, limit: int = 200) -> str:
-    """A value for a log line or a message: escaped and cut."""
-    text = ascii(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+def shown(value: object, most: int = 200) -> str:
+    """A caller's value for a message or a log line: escaped and cut, whatever it holds; of what is no text its type."""
+    text = value if isinstance(value, str) else type(value).__name__
+    cut = text if len(text) <= most else text[:most] + "…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)

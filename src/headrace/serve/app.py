@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from headrace.base.errors import EngineAway, EngineError, RequestError, UnknownModel
+from headrace.base.log import shown
 from headrace.base.rules import integer, text
 from headrace.serve.api import chat, completions, messages, responses, tokenizing
 from headrace.serve.api.chat import Chat
@@ -40,7 +41,6 @@ from headrace.serve.api.shapes import (
     VersionAnswer,
 )
 from headrace.serve.api.tokenizing import Tokenizing
-from headrace.serve.errors import shown
 from headrace.serve.net.desk import ClientGone
 from headrace.serve.net.http import LIVE, RequestIds, error_response, json_response, reported
 from headrace.serve.version import version

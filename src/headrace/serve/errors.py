@@ -23,8 +23,6 @@ from headrace.base.errors import (
     UnknownModel,
 )
 
-SHOWN = 200  # characters of a client's text that a message or a log line repeats
-
 
 class ErrorBody(msgspec.Struct, frozen=True):
     """What OpenAI's clients read."""
@@ -155,10 +153,3 @@ def _retry_headers(seconds: float | None) -> Mapping[str, str]:
 def clean(text: str) -> str:
     """Text that can be encoded: halves of surrogate pairs become U+FFFD."""
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-
-
-def shown(value: object, most: int = SHOWN) -> str:
-    """A client's value for a message or a log line: escaped and cut, whatever it holds."""
-    text = value if isinstance(value, str) else type(value).__name__
-    cut = text if len(text) <= most else text[:most] + "…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)

@@ -14,12 +14,15 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from headrace.base.errors import HeadraceError
+from headrace.base.log import shown
 from headrace.core.structured import MAX_SCHEMA_CHARACTERS
 
 MAX_DEPTH: Final = 60
 MAX_COUNT: Final = 1 << 20
 """For lengths and numbers of items: more than any context holds."""
 MAX_PATTERN: Final = 4096
+MAX_SHOWN: Final = 120
+"""Characters of a caller's text that a message repeats."""
 MAX_OPTIONAL: Final = 400
 """Names that an object may leave out: any of them may be next, and a grammar's state holds them all."""
 MAX_BOUND: Final = 2**53
@@ -35,13 +38,8 @@ class SchemaError(HeadraceError, ValueError):
     """A schema that cannot be enforced. where: a JSON pointer from its root, as "#/properties/age"."""
 
     def __init__(self, where: str, what: str) -> None:
-        super().__init__(f"at {_shown(where)}: {what}")
+        super().__init__(f"at {shown(where, MAX_SHOWN)}: {what}")
         self.where = where
-
-
-def _shown(text: str, most: int = 120) -> str:
-    cut = text if len(text) <= most else text[:most] + "…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode("ascii") for c in cut)
 
 
 def normalised(schema: Any) -> Schema:
@@ -67,7 +65,7 @@ def _encoded(schema: Schema) -> str:
     try:
         return json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise SchemaError("#", f"this is no JSON value: {_shown(str(error))}") from None
+        raise SchemaError("#", f"this is no JSON value: {shown(str(error), MAX_SHOWN)}") from None
 
 
 def _decoded(text: str) -> Any:
@@ -83,7 +81,7 @@ def _decoded(text: str) -> Any:
     except (RecursionError, UnicodeEncodeError):
         raise SchemaError("#", f"schemas are nested at most {MAX_DEPTH} deep, and their text is Unicode") from None
     except ValueError as error:
-        raise SchemaError("#", f"this is no JSON: {_shown(str(error))}") from None
+        raise SchemaError("#", f"this is no JSON: {shown(str(error), MAX_SHOWN)}") from None
 
 
 def _kind(value: Any) -> str:
@@ -250,7 +248,7 @@ class _Walk:
         if name == "$ref":
             return self._reference(value, place)
         hint = f"; {HINTS[name]}" if name in HINTS else ""
-        raise SchemaError(place, f'the keyword "{_shown(name, 40)}" is not supported{hint}')
+        raise SchemaError(place, f'the keyword "{shown(name, 40)}" is not supported{hint}')
 
     def _reference(self, value: Any, place: str) -> str:
         if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
@@ -265,7 +263,7 @@ class _Walk:
             target = self._target(place, reference)
             while isinstance(target, dict) and "$ref" in target:
                 if target["$ref"] in seen:
-                    raise SchemaError(place, f"$ref {_shown(reference)} leads back to itself")
+                    raise SchemaError(place, f"$ref {shown(reference, MAX_SHOWN)} leads back to itself")
                 seen.append(target["$ref"])
                 target = self._target(place, target["$ref"])
 
@@ -284,9 +282,9 @@ class _Walk:
         try:
             node = _found(self._root, reference)
         except (LookupError, ValueError, TypeError):
-            raise SchemaError(place, f"$ref {_shown(reference)} leads nowhere") from None
+            raise SchemaError(place, f"$ref {shown(reference, MAX_SHOWN)} leads nowhere") from None
         if not isinstance(node, bool) and id(node) not in self._met:
-            raise SchemaError(place, f"$ref {_shown(reference)} leads to no schema")
+            raise SchemaError(place, f"$ref {shown(reference, MAX_SHOWN)} leads to no schema")
         return node
 
 

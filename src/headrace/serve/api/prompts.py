@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.base.errors import BadModelFile, RequestError
+from headrace.base.log import shown
 from headrace.serve.api.requests import Cut, Limits, check_length
 from headrace.serve.api.tools import NO_TOOLS, ToolUse
-from headrace.serve.errors import shown
 from headrace.text import ChatTemplate, normalise_messages
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.base.errors import ContextTooLong, RequestError, UnknownModel
+from headrace.base.log import shown
 from headrace.core.sampling import SamplingParams
 from headrace.serve.api import fields as f
 from headrace.serve.api.formats import Names, form_of
 from headrace.serve.api.transcript import renamed
-from headrace.serve.errors import shown
 from headrace.text.dialect import PLAIN, Dialect
 
 

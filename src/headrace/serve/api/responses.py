@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.base.errors import RequestError
+from headrace.base.log import shown
 from headrace.base.rules import (
     anything,
     either,
@@ -44,7 +45,7 @@ from headrace.serve.api.service import Service
 from headrace.serve.api.shapes import ChatToken
 from headrace.serve.api.tools import MAX_TOOLS
 from headrace.serve.api.transcript import PASSED, Transcript, renamed
-from headrace.serve.errors import Problem, shown
+from headrace.serve.errors import Problem
 from headrace.serve.net.http import error_response
 from headrace.text.messages import call_arguments
 
