@@ -58,15 +58,16 @@ async def test_it_is_started_again_and_says_the_same(client: EngineClient, numbe
     before = await tokens(client.submit(PROMPT, GREEDY, request_id="a"))
     counted = client.stats()
     streams = [client.submit(PROMPT, LONG, request_id=f"s{i}") for i in range(6)]
+    await until(lambda: client.stats().running)
     os.kill(pid(client), number)
     for stream in streams:
         with pytest.raises(EngineError):
             await asyncio.wait_for(tokens(stream), 10)
+        assert client.stats().running == client.stats().pages_used == 0
     with pytest.raises(EngineAway):
         client.submit(PROMPT, GREEDY, request_id="meanwhile")
     with pytest.raises(EngineAway):
         await client.trace()
-    assert client.stats().running == client.stats().pages_used == 0
     assert client.stats().generation_tokens >= counted.generation_tokens
     await until(lambda: client.alive)
     assert await tokens(client.submit(PROMPT, GREEDY, request_id="a")) == before

@@ -330,7 +330,6 @@ class EngineClient:
     async def _restart(self) -> bool:
         """Whether the new process got as far as taking requests; raises what it says is wrong."""
         begun = time.monotonic()
-        self._past = self._stats = self._stats.after_the_end()
         self._link = await Link.open(self._log_format)
         try:
             self.info = await self._link.begin(self._start)
@@ -373,8 +372,9 @@ class EngineClient:
         self._link.kill()
 
     def _lose(self, error: EngineError) -> None:
-        """All that was open on the process ends."""
+        """All that was open on the process ends, and whoever is told so finds nothing running."""
         self.alive = False
+        self._past = self._stats = self._stats.after_the_end()
         for stream in list(self._streams.values()):
             self.queue.left(stream.seat)
             stream.fail(error)
