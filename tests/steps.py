@@ -16,21 +16,8 @@ PAGE = 32
 
 def sampling(rows: int, vocab: int = 0, **columns: Any) -> Sampling:
     """Greedy for all rows, no lists, no masks, log-probability of the token alone; columns replace the defaults."""
-    f = {"temperature": 0, "top_p": 1, "min_p": 0, "repetition": 1, "presence": 0, "frequency": 0}
-    i = {"top_k": 0, "position": 0, "choice": 0, "target": -1, "logprobs": 0, "mask_rows": -1}
-    columns = {
-        **{name: np.full(rows, value, np.float32) for name, value in f.items()},
-        **{name: np.full(rows, value, np.int32) for name, value in i.items()},
-        "seed": np.zeros(rows, np.uint64),
-        "masks": np.zeros((0, -(-vocab // 32)), np.int32),
-        **columns,
-    }
-    for name in ("bias", "penalty"):
-        columns.setdefault(f"{name}_indptr", np.zeros(rows + 1, np.int32))
-        columns.setdefault(f"{name}_ids", np.zeros(0, np.int32))
-    columns.setdefault("bias_values", np.zeros(0, np.float32))
-    columns.setdefault("penalty_counts", np.zeros(0, np.int32))
-    return Sampling(**columns)
+    masks = np.zeros((0, -(-vocab // 32)), np.int32)
+    return Sampling.greedy(rows, **{"logprobs": np.zeros(rows, np.int32), "masks": masks, **columns})
 
 
 @dataclass

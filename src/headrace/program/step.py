@@ -6,11 +6,14 @@ Rows of one sequence are consecutive and their positions ascend by one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from headrace.base.settings import PAGE
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
@@ -58,6 +61,22 @@ class Sampling:
     mask_rows: I32
     masks: I32
 
+    @classmethod
+    def greedy(cls, rows: int, **columns: Any) -> Sampling:
+        """The most likely token for each row, without lists, masks or log-probabilities; columns replace these."""
+        floats = {"temperature": 0, "top_p": 1, "min_p": 0, "repetition": 1, "presence": 0, "frequency": 0}
+        whole = {"top_k": 0, "position": 0, "choice": 0, "target": -1, "logprobs": -1, "mask_rows": -1}
+        starts, ids = np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)
+        made: dict[str, Any] = {
+            **{name: np.full(rows, value, np.float32) for name, value in floats.items()},
+            **{name: np.full(rows, value, np.int32) for name, value in whole.items()},
+            "seed": np.zeros(rows, np.uint64),
+            "bias_indptr": starts, "bias_ids": ids, "bias_values": np.zeros(0, np.float32),
+            "penalty_indptr": starts, "penalty_ids": ids, "penalty_counts": ids,
+            "masks": np.zeros((0, 1), np.int32),
+        }  # fmt: skip
+        return cls(**made | columns)
+
 
 @dataclass(slots=True)
 class Step:
@@ -83,6 +102,38 @@ class Step:
     keep_logits: bool = False
     taps: tuple[str, ...] = ()
     copies: I32 = field(default_factory=lambda: NO_COPIES)
+
+    @classmethod
+    def alone(
+        cls,
+        sequence: Sequence[int],
+        start: int = 0,
+        *,
+        head: bool = True,
+        keep_logits: bool = False,
+        taps: tuple[str, ...] = (),
+    ) -> Step:
+        """The tokens from `start` on of a sequence that has the cache to itself, and lies in its first pages.
+
+        head: all rows yield logits, else the last one. Nobody looks at what is drawn.
+        """
+        end = len(sequence)
+        begun, pages = -(-start // PAGE), np.arange(-(-end // PAGE), dtype=np.int32)
+        rows = np.arange(end - start, dtype=np.int32)
+        rows = rows if head else rows[-1:]
+        return cls(
+            tokens=np.asarray(sequence[start:], np.int32),
+            positions=np.arange(start, end, dtype=np.int32),
+            query_start=np.array([0, end - start], np.int32),
+            context=np.array([end], np.int32),
+            page_indptr=np.array([0, len(pages)], np.int32),
+            pages=pages,
+            fresh=pages[begun:],
+            logit_rows=rows,
+            sampling=Sampling.greedy(len(rows)),
+            keep_logits=keep_logits,
+            taps=taps,
+        )
 
 
 @dataclass(slots=True)

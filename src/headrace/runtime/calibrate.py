@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.backends import Backend, Executor, Limits
 from headrace.base.settings import PAGE
-from headrace.program import Sampling, Step
+from headrace.program import Step
 from headrace.program.step import F32
 from headrace.runtime.load import Prepared
 
@@ -81,7 +81,7 @@ class Calibration:
         shape = (lambda n: (n, n)) if self._full else (lambda n: (n,))
         total = {value: np.zeros(shape(self._widths[value]), np.float32) for value in values}
         for sequence in self._sequences:
-            taps = self._executor.run(_step(sequence, self._last in values, values)).taps
+            taps = self._executor.run(Step.alone(sequence, head=self._last in values, taps=values)).taps
             for value, x in taps.items():
                 total[value] += x.T @ x if self._full else np.einsum("tn,tn->n", x, x)
             self._done(len(sequence))
@@ -89,51 +89,3 @@ class Calibration:
         for moments in total.values():
             moments /= np.float32(rows)
         return total
-
-
-def _step(sequence: Sequence[int], head: bool, taps: tuple[str, ...]) -> Step:
-    """All of a sequence at once. head: with logits of all rows, so that what the head reads can be seen."""
-    n = len(sequence)
-    positions, pages = np.arange(n, dtype=np.int32), np.arange(-(-n // PAGE), dtype=np.int32)
-    rows = positions if head else positions[-1:]
-    return Step(
-        tokens=np.asarray(sequence, np.int32),
-        positions=positions,
-        query_start=np.array([0, n], np.int32),
-        context=np.array([n], np.int32),
-        page_indptr=np.array([0, len(pages)], np.int32),
-        pages=pages,
-        fresh=pages,
-        logit_rows=rows,
-        sampling=_greedy(len(rows)),
-        taps=taps,
-    )
-
-
-def _greedy(rows: int) -> Sampling:
-    """Nobody looks at what is drawn."""
-    zero, minus = np.zeros(rows, np.int32), np.full(rows, -1, np.int32)
-    off, one = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-    starts, nothing = np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)
-    return Sampling(
-        temperature=off,
-        top_k=zero,
-        top_p=one,
-        min_p=off,
-        repetition=one,
-        presence=off,
-        frequency=off,
-        seed=np.zeros(rows, np.uint64),
-        position=zero,
-        choice=zero,
-        target=minus,
-        logprobs=minus,
-        bias_indptr=starts,
-        bias_ids=nothing,
-        bias_values=np.zeros(0, np.float32),
-        penalty_indptr=starts,
-        penalty_ids=nothing,
-        penalty_counts=nothing,
-        mask_rows=minus,
-        masks=np.zeros((0, 1), np.int32),
-    )
