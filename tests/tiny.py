@@ -10,10 +10,13 @@ from typing import Any
 import gguf
 import numpy as np
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers
 
 from headrace.backends import Backend, Limits
 from headrace.backends.reference import ReferenceBackend
 from headrace.runtime.load import LoadedModel, load_model, prepare
+from tiny_model import TEMPLATE, byte_alphabet
 
 TINY = Path(__file__).parent / "data" / "tiny"
 KINDS = sorted(path.name for path in TINY.iterdir() if path.is_dir())
@@ -57,6 +60,20 @@ def write_folder(folder: Path, settings: Mapping[str, Any], tensors: Arrays) -> 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings))
     save_file({name: np.ascontiguousarray(a) for name, a in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def with_tokenizer(folder: Path, kind: str) -> Path:
+    """A tiny checkpoint with a byte-level tokenizer of its own."""
+    write_folder(folder, config(kind), arrays(kind))
+    tokens = ["<s>", "</s>", *byte_alphabet(), "he", "hel", "Ġt"]
+    library = Library(models.BPE({t: i for i, t in enumerate(tokens)}, [("h", "e"), ("he", "l"), ("Ġ", "t")]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(["<s>", "</s>"])
+    library.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return folder
 
 

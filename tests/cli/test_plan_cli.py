@@ -54,12 +54,12 @@ def test_a_model(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
     assert found["kv_cache"]["bytes"] == 3 * 32 * found["kv_cache"]["page_bytes"]
     own = of_path(tiny, CpuBackend()).weights[0]
     row = found["weights"][0]
-    assert (row["format"], row["bytes"]) == ("as it is", own.bytes)
+    assert (row["format"], row["bytes"]) == ("as served", own.bytes)
     assert row["bytes_with_requests"] == own.bytes + found["kv_cache"]["bytes"]
     assert row["requests_that_fit"] == (10**7 - own.bytes) // found["kv_cache"]["bytes_a_request"]
     assert row["least_ms"] == {str(n): own.step_bytes(n, 1000) / 1e6 for n in (1, 8, 32)}
     shown = plan(capsys, str(tiny), "--context", "1000", "--bandwidth", "1g").splitlines()
-    (line,) = (line for line in shown if line.startswith("as it is"))
+    (line,) = (line for line in shown if line.startswith("as served"))
     assert f"{own.bytes:,}" in line
     assert f"{own.step_bytes(8, 1000) / 1e6:,.2f}" in line
 

@@ -22,7 +22,7 @@ from headrace.core.sequence import Sequence
 from headrace.engine.engine import Engine
 from headrace.quant.blocks import dequantize, quantize
 from headrace.runtime.draft import LookUps, SelfDraft, Tally
-from headrace.runtime.draft.fourbits import FORMAT
+from headrace.runtime.encoded import DRAFT
 from tiny_model import MIXED, write_tiny
 
 PAGE_BYTES = 2 * 2 * 64 * 2 * 32 * 2  # layers, K and V, head size, KV heads, tokens, bytes
@@ -158,7 +158,7 @@ def floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights in float32 that 4 bits hold, so that the copy says nearly the same."""
 
     def round_off(name: str, values: np.ndarray) -> None:
-        values[:] = dequantize(FORMAT, quantize(FORMAT, values))
+        values[:] = dequantize(DRAFT, quantize(DRAFT, values))
 
     path = tmp_path_factory.mktemp("floats") / "floats.gguf"
     return write_tiny(path, dict.fromkeys(MIXED, "f32"), edit=round_off)

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers
 
 import tiny
 from headrace import LLM
@@ -25,24 +23,10 @@ from headrace.text import Tokenizer
 from headrace.text.export import PROBE
 from headrace.weights import Checkpoint
 from steps import World
-from tiny_model import FLOATS, TEMPLATE, byte_alphabet, write_tiny
+from tiny_model import FLOATS, TEMPLATE, write_tiny
 
 WHOLE = [{0: 48, 1: 48}]
 IN_FLOATS = (Rule("*", dict.fromkeys(CODINGS, "f32")),)
-
-
-def with_tokenizer(folder: Path, kind: str) -> Path:
-    """A tiny checkpoint with a byte-level tokenizer of its own."""
-    tiny.write_folder(folder, tiny.config(kind), tiny.arrays(kind))
-    tokens = ["<s>", "</s>", *byte_alphabet(), "he", "hel", "Ġt"]
-    library = Library(models.BPE({t: i for i, t in enumerate(tokens)}, [("h", "e"), ("he", "l"), ("Ġ", "t")]))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    library.add_special_tokens(["<s>", "</s>"])
-    library.save(str(folder / "tokenizer.json"))
-    names = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "chat_template": TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(names))
-    return folder
 
 
 def error_of(path: Path, kind: str) -> float:
@@ -57,7 +41,7 @@ def bytes_of(checkpoint: Checkpoint) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_every_architecture_comes_back_as_it_was(kind: str, tmp_path: Path) -> None:
     """In float32, so that nothing but names, order and numbers of the model can differ; and once more from the copy."""
-    prepared = prepare(with_tokenizer(tmp_path / kind, kind))
+    prepared = prepare(tiny.with_tokenizer(tmp_path / kind, kind))
     first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
     quantize.write(quantize.plan(prepared, "q8_0", IN_FLOATS), prepared, first, quantize._plain)
     assert error_of(first, kind) < 1e-4
@@ -73,7 +57,9 @@ def test_every_architecture_comes_back_as_it_was(kind: str, tmp_path: Path) -> N
 def test_a_tied_head_stays_tied_and_vectors_stay_floats(tmp_path: Path) -> None:
     kind = "llama-tied-llama3-rope"
     made = quantize_model(
-        prepare(with_tokenizer(tmp_path / kind, kind)), tmp_path / "m.gguf", QuantizeSettings(to="q4_0", method="plain")
+        prepare(tiny.with_tokenizer(tmp_path / kind, kind)),
+        tmp_path / "m.gguf",
+        QuantizeSettings(to="q4_0", method="plain"),
     )
     tensors = prepare(tmp_path / "m.gguf").checkpoint.tensors
     assert "output.weight" not in tensors and "rope_freqs.weight" in tensors
@@ -103,7 +89,7 @@ def logits_of(path: Path) -> np.ndarray:
 
 def test_the_copy_talks_like_the_model(tmp_path: Path) -> None:
     """Prompt, template and, with eight bits, greedy answers; the tokenizer is read out of the GGUF file."""
-    folder, path = with_tokenizer(tmp_path / "qwen2", "qwen2"), tmp_path / "m.gguf"
+    folder, path = tiny.with_tokenizer(tmp_path / "qwen2", "qwen2"), tmp_path / "m.gguf"
     quantize_model(prepare(folder), path, QuantizeSettings())
     ours, theirs = Tokenizer.from_folder(folder), Tokenizer.from_gguf(prepare(path).checkpoint.config)
     assert ours.encode(PROBE) == theirs.encode(PROBE) and ours.stop_ids == theirs.stop_ids
@@ -174,7 +160,7 @@ def test_what_is_refused_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_what_gguf_cannot_say_is_refused(tmp_path: Path) -> None:
-    folder = with_tokenizer(tmp_path / "smollm3", "smollm3")
+    folder = tiny.with_tokenizer(tmp_path / "smollm3", "smollm3")
     config = json.loads((folder / "config.json").read_text())
     config["no_rope_layers"] = [0] * config["num_hidden_layers"]
     (folder / "config.json").write_text(json.dumps(config))

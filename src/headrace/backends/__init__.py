@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.base.formats import Format
 from headrace.program import Layout, Program, Sampled, Step, WeightSource
 from headrace.program.roof import Rates
+from headrace.quant.blocks import Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,10 @@ class Backend(Protocol):
 
     def weight_bytes(self, program: Program, layouts: Mapping[str, Layout]) -> int:
         """`Executor.weight_bytes` of weights that lie so in their file, by name; known before anything is loaded."""
+        ...
+
+    def encode(self, source: Format, format: Format, rows: Bytes) -> Bytes:
+        """Rows of blocks, uint8 [n, row bytes], in another format: `quant.encode.recoded`, bit for bit."""
         ...
 
     def executor(

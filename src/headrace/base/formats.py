@@ -52,3 +52,5 @@ FORMATS: dict[str, Format] = {f.name: f for f in _ALL}
 BY_GGML_TYPE: dict[int, Format] = {f.ggml_type: f for f in _ALL}
 
 F32, F16, BF16 = FORMATS["f32"], FORMATS["f16"], FORMATS["bf16"]
+FLOATS = (F32, F16, BF16)
+ENCODED = ("q8_0", "q6_k", "q5_0", "q4_k", "q4_1", "q4_0")  # into which floats can be quantised

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from headrace.base.errors import SettingError
+from headrace.base.formats import ENCODED
 from headrace.base.speculation import Speculation
 
 PAGE = 32  # tokens of a KV page
@@ -40,6 +41,8 @@ class EngineSettings:
         head: half the memory, and faster at long contexts; see docs/log.md for what it costs. The reference back end's
         "auto" keeps float32.
     threads: of the native pool; 0 takes what the machine allows this process.
+    quantization: one of ENCODED: what float weights are rounded to as they are loaded, as `headrace quantize --method
+        plain` does it; None (or "none"): not at all. The bits are those of that file.
     batching: "continuous", or for comparison "static": a batch is filled and runs until all of it has ended.
     kv_cache: False recomputes the whole sequence at each step, for comparison.
     backend: "cpu", or "reference" (numpy, slow: the specification).
@@ -66,6 +69,7 @@ class EngineSettings:
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: Literal["auto", "float16", "int8"] = "auto"
+    quantization: str | None = None
     threads: int = 0
     batching: Literal["continuous", "static"] = "continuous"
     kv_cache: bool = True
@@ -82,6 +86,11 @@ class EngineSettings:
                 raise SettingError(f"{name} must be {wanted}, got {value!r}", param=name)
         if self.speculative_config is not None:
             Speculation.of(self.speculative_config)
+
+    @property
+    def weight_format(self) -> str | None:
+        """What float weights become; None: what they are."""
+        return None if self.quantization == "none" else self.quantization
 
     @classmethod
     def of(cls, model: str | None = None, **settings: Any) -> EngineSettings:
@@ -136,6 +145,10 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "enable_prefix_caching": (_flag, "true or false"),
     "kv_cache_memory_bytes": (_optional(_whole(1)), "a number of bytes"),
     "kv_cache_dtype": (lambda v: v in ("auto", *KV_DTYPES), f"'auto' or one of {', '.join(KV_DTYPES)}"),
+    "quantization": (
+        lambda v: v in (None, "none", *ENCODED),
+        f"one of {', '.join(ENCODED)}, or none (a checkpoint that is quantised already says so itself)",
+    ),
     "threads": (_whole(0, 256), "from 0 (automatic) to 256"),
     "batching": (lambda v: v in ("continuous", "static"), "'continuous' or 'static'"),
     "kv_cache": (_flag, "true or false"),

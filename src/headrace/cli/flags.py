@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from headrace.base.formats import ENCODED
 from headrace.base.settings import DEFAULT_MODEL, ISAS, EngineSettings
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -87,6 +88,11 @@ ENGINE_FLAGS: FlagTable = {
     "threads": (int, COUNT, "Threads of the back end; 0: what the machine allows."),
     "batching": (str, {"metavar": "continuous|static"}, "static: fill a batch, finish it, then the next."),
     "kv_cache_dtype": (str, {"metavar": "TYPE"}, "auto (float16) or int8: half the memory, slightly less exact."),
+    "quantization": (
+        str | None,
+        {"metavar": "|".join(ENCODED), "names": ("--quantization", "-q")},
+        "Round float weights to it as they are loaded; see `headrace quantize` for better ways.",
+    ),
     "kv_cache": (bool, {}, "Off: compute the whole sequence at each step, to compare."),
     "backend": (str, {"metavar": "cpu|reference"}, "reference: numpy, slow, the specification."),
     "dtype": (str, {"metavar": "auto|float32|bfloat16"}, "Inputs of bf16 weights: bfloat16 is faster, less exact."),

@@ -54,7 +54,6 @@ IGNORED: Mapping[str, tuple[bool, str]] = {
     "performance-mode": (True, "--max-inter-token-ms is that choice"),
     "pipeline-parallel-size": (True, _ONE),
     "prefix-caching-hash-algo": (True, "hits compare token ids too"),
-    "quantization": (True, _FILE),
     "reasoning-parser": (True, _TEMPLATE),
     "seed": (True, "each request has a seed of its own, which its answer names"),
     "stream-interval": (True, "tokens are sent as they come"),
@@ -68,7 +67,7 @@ IGNORED: Mapping[str, tuple[bool, str]] = {
     "worker-use-ray": (False, _ONE),
 }
 SHORT = {"-dp": "data-parallel-size", "-ep": "enable-expert-parallel", "-pp": "pipeline-parallel-size"}
-SHORT |= {"-q": "quantization", "-tp": "tensor-parallel-size"}
+SHORT |= {"-tp": "tensor-parallel-size"}
 SHORT |= {f"-O{level}": "enforce-eager" for level in range(4)}
 
 # flag: what to do instead

@@ -35,6 +35,12 @@ def run(
     kv_cache_dtype: Annotated[
         str | None, typer.Option(metavar="TYPE", help="As `serve` has it; of a model.", show_default="auto")
     ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            "--quantization", "-q", metavar="FORMAT", help="As `serve` has it; of a model.", show_default="none"
+        ),
+    ] = None,
     layers: Annotated[int | None, typer.Option(min=1, max=MOST, help="Without a model: its layers,")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, max=MOST, help="its heads of keys and values,")] = None,
     head_size: Annotated[int | None, typer.Option(min=1, max=MOST, help="and their size;")] = None,
@@ -60,10 +66,13 @@ def run(
     extra = {"bits": bits, "parameters": parameters}
     _at_least_1(parameters=parameters, memory=memory, context=context, requests=requests, bandwidth=bandwidth)
     if any(value is not None for value in (*numbers.values(), *extra.values())):
-        subject = _of_numbers(model or revision or kv_cache_dtype, numbers, extra)
+        subject = _of_numbers(model or revision or kv_cache_dtype or quantization, numbers, extra)
     else:
-        settings = EngineSettings.of(model or DEFAULT_MODEL, kv_cache_dtype=kv_cache_dtype or "auto")
-        subject = of_path(resolve(settings.model, revision=revision), backend_named("cpu", kv=settings.kv_cache_dtype))
+        settings = EngineSettings.of(
+            model or DEFAULT_MODEL, kv_cache_dtype=kv_cache_dtype or "auto", quantization=quantization
+        )
+        backend = backend_named("cpu", kv=settings.kv_cache_dtype)
+        subject = of_path(resolve(settings.model, revision=revision), backend, settings.weight_format)
     told = _told(subject, _context(subject, context), requests, memory, bandwidth)
     print(json.dumps(told, indent=1) if as_json else _shown(told))
 
@@ -127,7 +136,7 @@ def _row(
     weights: Weights, subject: Subject, context: int, requests: int, memory: int | None, bandwidth: int | None
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "format": weights.format or "as it is",
+        "format": weights.format or "as served",
         "bits": round(8 * weights.bytes / subject.values, 2),
         "bytes": weights.bytes,
         "bytes_with_requests": weights.bytes + subject.cache.bytes(context, requests),

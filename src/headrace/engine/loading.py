@@ -95,7 +95,7 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
     backend = backend_named(settings.backend, settings.isa, settings.dtype == "bfloat16", settings.kv_cache_dtype)
     generation = generation_of(settings, checkpoint)
     parameters = sum(prod(tensor.shape) for tensor in checkpoint.tensors.values())
-    prepared = prepare(checkpoint)
+    prepared = prepare(checkpoint, settings.weight_format)
     context = context_length(settings, prepared.config.context)
     vocab = min(vocab_size, prepared.config.vocab)
     limits = _limits(settings, prepared, backend, context, vocab)
@@ -109,6 +109,7 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
         pages=limits.pages,
         page_bytes=model.executor.page_bytes,
         kv_cache_dtype=backend.kv,
+        quantization=settings.weight_format or "",
         weight_bytes=model.executor.weight_bytes,
         max_logprobs=settings.max_logprobs,
         threads=model.executor.threads,

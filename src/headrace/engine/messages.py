@@ -212,7 +212,8 @@ def _sum(a: Any, b: Any) -> Any:
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded. Sizes in bytes; page_bytes is of one KV page of page_tokens tokens over all layers.
 
-    parameters: numbers in the model's file. trained_len: tokens of its own context. dim: width of its residual stream.
+    quantization: what float weights were rounded to as they were loaded. parameters: numbers in the model's file.
+    trained_len: tokens of its own context. dim: width of its residual stream.
     generation: sampling defaults, by the names of generation_config.json.
     """
 
@@ -229,6 +230,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     isa: str
     load_seconds: float
     kv_cache_dtype: str = "float16"
+    quantization: str = ""
     parameters: int = 0
     trained_len: int = 0
     dim: int = 0

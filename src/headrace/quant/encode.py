@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.base.formats import FORMATS, Format
+from headrace.base.formats import Format
 from headrace.quant.blocks import LAYOUTS, Bytes, Floats, dequantize, quantize
 
 Halves = NDArray[np.float32]  # float32 that float16 can hold
@@ -77,6 +77,11 @@ def plain(format: Format, values: Floats) -> Bytes:
     x = _runs(coding, values)
     grid = _NESTED[format.name](coding, x, *_spanned(coding, x))
     return pack(format, grid, quants_of(coding, grid, x))
+
+
+def recoded(source: Format, format: Format, rows: Bytes) -> Bytes:
+    """Rows of one format, uint8 [rows, row bytes], in another, by plain rounding."""
+    return plain(format, dequantize(source, rows))
 
 
 def weighted_error(format: Format, packed: Bytes, values: Floats, weights: Floats) -> NDArray[np.float64]:
@@ -355,5 +360,3 @@ CODINGS: dict[str, Coding] = {
     "q6_k": Coding(16, -32, 31, _fit_q6_k, _put_q6_k),
 }
 _NESTED: dict[str, Callable[[Coding, Floats, Floats, Floats], Grid]] = {"q4_k": _nest_lines, "q6_k": _nest_steps}
-
-ENCODED: tuple[Format, ...] = tuple(FORMATS[name] for name in CODINGS)

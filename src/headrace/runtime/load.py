@@ -6,8 +6,9 @@ left over which the model would have needed. Does not know requests, text or how
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from headrace.base.log import log
 from headrace.base.settings import PAGE
 from headrace.models import Config, Entry, Model, Source, describe, leftovers
 from headrace.models.registry import KNOWN
-from headrace.program import Layout, Part, Program, WeightData
+from headrace.program import Layout, Part, Program, WeightData, WeightSource
 from headrace.program.cost import kv_bytes_per_token
 from headrace.quant.blocks import check_finite, dequantize
-from headrace.runtime.draft.fourbits import FourBits
+from headrace.runtime.encoded import Encoded, Formats, draft_formats, in_formats, served_formats
 from headrace.weights import Checkpoint, Tensor, open_checkpoint
 
 Bytes = NDArray[np.uint8]
@@ -35,36 +36,48 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A checkpoint that has been understood and checked, but not loaded."""
+    """A checkpoint that has been understood and checked, but not loaded.
+
+    weights: as they are stored. quantization: what floats become; formats: what matrices then have.
+    """
 
     checkpoint: Checkpoint
     model: Model
     program: Program
-    weights: CheckpointWeights
+    weights: WeightSource
+    quantization: str | None = None
+    formats: Formats = field(default_factory=dict)
 
     @property
     def config(self) -> Config:
         return self.model.config
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the weights as they are given to a back end."""
+        stored = self.checkpoint.fingerprint
+        return f"{stored}-{self.quantization}" if self.quantization else stored
 
     def kv_bytes_per_token(self, element: float = 2.0) -> float:
         """Bytes of KV cache a token takes, with elements of so many bytes."""
         return kv_bytes_per_token(self.program, element)
 
     def layouts(self) -> dict[str, Layout]:
-        """How each weight of the program lies in the file."""
+        """How each weight of the program is given to a back end."""
         tensors = self.checkpoint.tensors
-        return layouts(self.model, self.program, lambda source: tensors[source.tensor].format)
+        stored = layouts(self.model, self.program, lambda source: tensors[source.tensor].format)
+        return in_formats(stored, self.formats)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each weight of the program as the file stores it (a shared one counts under both names)."""
-        return {name: self.weights.stored_bytes(name) for name in self.program.weights}
+        """Bytes of each weight of the program (a shared one counts under both names)."""
+        return {name: layout.nbytes for name, layout in self.layouts().items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """A model that can run; nothing of its file is kept.
 
-    fingerprint: of the checkpoint it came from. For `program.cost`: sizes, bytes of each weight, and kv_bytes, of an
+    fingerprint: of its weights. For `program.cost`: sizes, bytes of each weight, and kv_bytes, of an
     element of the KV cache with its share of scales and padding. copy: the same with weights of 4 bits, on the same KV
     cache, if it was asked for; copy_share: bytes of its weights over the model's.
     """
@@ -93,10 +106,11 @@ def _layout(entry: Entry, format_of: Callable[[Source], Format]) -> Layout:
     return Layout(entry.weight, tuple((format_of(s), s.shape[-2]) for s in entry.sources), entry.same_as)
 
 
-def prepare(source: Path | Checkpoint) -> Prepared:
+def prepare(source: Path | Checkpoint, quantization: str | None = None) -> Prepared:
     """Opens and checks a checkpoint; cheap: reads metadata, and no weights but the factors of its rope.
 
-    Raises `BadModelFile` with the tensor and what was expected of it.
+    quantization: what float weights become as they are loaded, as `headrace quantize` with its `plain` method has it.
+    Raises `BadModelFile` with the tensor and what was expected of it, `SettingError` for a model quantised otherwise.
     """
     checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
@@ -104,7 +118,11 @@ def prepare(source: Path | Checkpoint) -> Prepared:
     model = _with_rope_factors(checkpoint, model)
     _check(checkpoint, model)
     program = model.record()
-    return Prepared(checkpoint, model, program, CheckpointWeights(checkpoint, model))
+    prepared = Prepared(checkpoint, model, program, CheckpointWeights(checkpoint, model))
+    if quantization is None:
+        return prepared
+    formats = served_formats(model, prepared.layouts(), quantization, checkpoint.path)
+    return replace(prepared, quantization=quantization, formats=formats)
 
 
 def load_model(prepared: Prepared, backend: Backend, limits: Limits, copied: bool = False) -> LoadedModel:
@@ -112,8 +130,9 @@ def load_model(prepared: Prepared, backend: Backend, limits: Limits, copied: boo
 
     copied: with a `copy`.
     """
-    fingerprint, sizes = prepared.checkpoint.fingerprint, prepared.sizes()
-    executor = backend.executor(prepared.program, prepared.weights, limits)
+    fingerprint, sizes = prepared.fingerprint, prepared.sizes()
+    weights = Encoded(prepared.weights, prepared.formats, backend.encode, _threads(limits))
+    executor = backend.executor(prepared.program, weights, limits)
     copy = _copy(prepared, backend, limits, executor) if copied else None
     prepared.checkpoint.close()
     kv_bytes = executor.page_bytes / (PAGE * kv_bytes_per_token(prepared.program, 1))
@@ -122,8 +141,12 @@ def load_model(prepared: Prepared, backend: Backend, limits: Limits, copied: boo
 
 def _copy(prepared: Prepared, backend: Backend, limits: Limits, executor: Executor) -> Executor:
     routers = frozenset(op.weights[0] for op in prepared.program.ops if op.kind == "route")
-    weights = FourBits(prepared.weights, executor.threads, kept=routers)
+    weights = Encoded(prepared.weights, draft_formats(prepared.layouts(), routers), backend.encode, _threads(limits))
     return backend.executor(prepared.program, weights, replace(limits, tokens=limits.sequences), beside=executor)
+
+
+def _threads(limits: Limits) -> int:
+    return limits.threads or len(os.sched_getaffinity(0))
 
 
 def _with_rope_factors(checkpoint: Checkpoint, model: Model) -> Model:
@@ -194,14 +217,6 @@ class CheckpointWeights:
     def release(self, name: str) -> None:
         for source in self._entries[name].sources:
             self._checkpoint.release(self._checkpoint.tensors[source.tensor])
-
-    def stored_bytes(self, name: str) -> int:
-        """Bytes of the weight in the file."""
-        return sum(self._stored(source) for source in self._entries[name].sources)
-
-    def _stored(self, source: Source) -> int:
-        tensor = self._checkpoint.tensors[source.tensor]
-        return tensor.data.size // (tensor.shape[0] if source.expert is not None else 1)
 
     def _tensor(self, source: Source) -> tuple[Tensor, Bytes]:
         """The tensor and its rows, of one expert where they are stacked."""

@@ -12,13 +12,14 @@ from math import ceil, prod
 from pathlib import Path
 
 from headrace.backends import Backend
-from headrace.base.formats import FORMATS, Format
+from headrace.base.formats import F32, FORMATS, Format
 from headrace.base.settings import PAGE
 from headrace.core.pages import pages_for
 from headrace.models import Config, Model, Source, describe
 from headrace.program import Layout, Program
 from headrace.program.cost import Load, kv_bytes, kv_bytes_per_token, total
 from headrace.quant.recipes import fitting
+from headrace.runtime.encoded import in_formats, recipe_formats
 from headrace.runtime.load import layouts, prepare
 from headrace.weights.safetensors import CONFIG, read_json
 
@@ -44,7 +45,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A model's weights in one format, or as its file has them (format "").
+    """A model's weights in one format, or as they are served (format "").
 
     bytes: in memory, repacked. step_bytes: (sequences, context) -> what a step reads in which they all decode.
     """
@@ -78,20 +79,24 @@ def _flat(name: str, size: int, cache: Cache) -> Weights:
     return Weights(name, size, lambda sequences, context: size + sequences * context * cache.token_bytes)
 
 
-def of_path(path: Path, backend: Backend) -> Subject:
+def of_path(path: Path, backend: Backend, quantization: str | None = None) -> Subject:
     """From a checkpoint, or from a config.json or a folder that holds one alone.
+
+    quantization: as `serve` has it; the first row is then of the weights as they are served.
 
     Raises `BadModelFile` for what cannot be read or run, `ModelNotFound` where nothing is.
     """
     alone = _config_alone(path)
     if alone is None:
-        prepared = prepare(path)
+        prepared = prepare(path, quantization)
         stored = {"": prepared.layouts()}
         subject = _of_model(prepared.model, prepared.program, stored, backend)
         prepared.checkpoint.close()
         return subject
     model = describe(read_json(alone), "safetensors", {}, str(alone))
-    return _of_model(model, model.record(), {}, backend)
+    program = model.record()
+    served = {"": _served(model, program, quantization)} if quantization else {}
+    return _of_model(model, program, served, backend)
 
 
 def _config_alone(path: Path) -> Path | None:
@@ -112,6 +117,11 @@ def _of_model(model: Model, program: Program, stored: Mapping[str, Mapping[str, 
 def _values(model: Model, program: Program) -> int:
     entries = [model.table.entries[name] for name in program.weights]
     return sum(prod(entry.weight.shape) for entry in entries if entry.same_as not in program.weights)
+
+
+def _served(model: Model, program: Program, quantization: str) -> dict[str, Layout]:
+    """Floats, quantised as they are loaded."""
+    return in_formats(layouts(model, program, lambda _: F32), recipe_formats(model, quantization))
 
 
 def _all_in(format: Format, model: Model, program: Program) -> dict[str, Layout]:

@@ -23,15 +23,16 @@ from numpy.typing import NDArray
 
 from headrace.backends.registry import backend_named
 from headrace.base.errors import BadModelFile, SettingError
-from headrace.base.formats import F32, Format
+from headrace.base.formats import F32, FLOATS, Format
 from headrace.models.config import Config
 from headrace.models.export import Target, metadata, rope_factors, targets
 from headrace.models.registry import describe
 from headrace.quant import second_order
 from headrace.quant.blocks import Bytes, Floats, check_finite, dequantize, quantize
 from headrace.quant.encode import CODINGS, encode, plain
-from headrace.quant.recipes import Rule, chosen, fitting, recipe_named
+from headrace.quant.recipes import Rule, fitting, recipe_named
 from headrace.runtime.calibrate import LENGTH, Calibration
+from headrace.runtime.encoded import format_wanted
 from headrace.runtime.load import ROPE_FACTORS, Prepared, neox_order
 from headrace.text import Tokenizer
 from headrace.text.export import tokenizer_metadata
@@ -44,10 +45,8 @@ Encoder = Callable[[Format, str], Rows]
 
 MOST_TOKENS, MOST_CHARACTERS = 1 << 22, 16  # of a calibration text; characters of a token
 STRETCH = 1 << 22  # values of a tensor that are in memory as float32
-KEPT = ("_norm.weight", "ffn_gate_inp.weight", ".bias")  # ends of the names of what stays in float32
 # llama.cpp's numbers for what most of a file's tensors are (include/llama.h, enum llama_ftype).
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q4_k": 14, "q6_k": 18}
-FLOATS = ("f32", "f16", "bf16")
 _DROPPED = ("split.", "quantize.", "general.alignment", "general.file_type")
 
 
@@ -211,7 +210,7 @@ def plan(prepared: Prepared, base: str, rules: tuple[Rule, ...], requantize: boo
     requantize: also take weights that are quantised already; otherwise they are a SettingError.
     """
     c = prepared.config
-    quantised = [t.name for t in prepared.checkpoint.tensors.values() if t.format.name not in FLOATS]
+    quantised = [t.name for t in prepared.checkpoint.tensors.values() if t.format not in FLOATS]
     if quantised and not requantize:
         raise SettingError(
             f"{quantised[0]} is {prepared.checkpoint.tensors[quantised[0]].format.name} already: quantising twice costs"
@@ -231,9 +230,8 @@ def plan(prepared: Prepared, base: str, rules: tuple[Rule, ...], requantize: boo
 
 
 def _planned(target: Target, rules: tuple[Rule, ...], base: str, c: Config, tied: bool) -> Planned:
-    kept = len(target.shape) == 1 or target.name.endswith(KEPT)
-    wanted = F32 if kept else chosen(target.name, rules, base, c.layers, tied)
-    return Planned(target, TensorHead(target.name, target.shape, fitting(wanted, target.shape[-1])), wanted)
+    format = format_wanted(target, rules, base, c, tied)
+    return Planned(target, TensorHead(target.name, target.shape, fitting(format, target.shape[-1])), format)
 
 
 def _metadata(prepared: Prepared) -> dict[str, Any]:
@@ -291,7 +289,7 @@ def _tensor(planned: Planned, prepared: Prepared, encoder: Encoder) -> Iterator[
         rows = dequantize(F32, data.parts[0].data).reshape(-1, 1)[target.first : target.first + target.shape[0]]
         yield _in_file_order(target, rows, prepared.config).astype("<f4").view(np.uint8)
         return
-    encode_rows = _floats(format) if format.name in FLOATS else encoder(format, target.weight)
+    encode_rows = _floats(format) if format in FLOATS else encoder(format, target.weight)
     for number in target.parts:
         part = data.parts[number]
         packed = _in_file_order(target, part.data, prepared.config)

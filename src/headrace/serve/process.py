@@ -227,10 +227,11 @@ def _say_ready(engine: EngineClient, app: App, sock: socket.socket, settings: Se
     info = engine.info
     tokens = info.pages * info.page_tokens
     log.info(
-        "%s: %s, %s of weights, loaded in %.2f s; %d threads, %s",
+        "%s: %s, %s of weights%s, loaded in %.2f s; %d threads, %s",
         info.name,
         info.architecture,
         megabytes(info.weight_bytes),
+        f" ({info.quantization})" if info.quantization else "",
         info.load_seconds,
         info.threads,
         info.isa,

@@ -15,10 +15,13 @@ from headrace.backends.cpu.lower import Lowering, gated_weights
 from headrace.backends.cpu.threads import default_threads
 from headrace.backends.cpu.weights import Loaded, load, loaded_bytes
 from headrace.base.errors import CapacityError, EngineError, SettingError
+from headrace.base.formats import Format
 from headrace.base.settings import PAGE
 from headrace.program import Layout, Program, Sampled, Step, WeightSource
 from headrace.program.keys import key_offsets
 from headrace.program.roof import Rates
+from headrace.quant.blocks import Bytes
+from headrace.quant.encode import recoded
 
 KvFormat = Literal["float16", "int8"]
 
@@ -50,6 +53,10 @@ class CpuBackend:
     def weight_bytes(self, program: Program, layouts: Mapping[str, Layout]) -> int:
         """Bytes of the weights once they are packed, shared ones once."""
         return loaded_bytes((layouts[name] for name in program.weights), exact=_routers(program))
+
+    def encode(self, source: Format, format: Format, rows: Bytes) -> Bytes:
+        """Rows of blocks in another format."""
+        return recoded(source, format, rows)
 
     def executor(
         self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from headrace.backends import Executor, Limits
+from headrace.base.formats import Format
 from headrace.base.settings import PAGE
 from headrace.program import Layout, Program, Rope, Sampled, Step, Weight, WeightSource
 from headrace.program.cost import kv_bytes_per_token
@@ -20,7 +21,8 @@ from headrace.program.keys import key_offsets
 from headrace.program.meaning import MEANING, Array, LayerCache, Surroundings
 from headrace.program.sample import sample
 from headrace.program.step import F32
-from headrace.quant.blocks import dequantize
+from headrace.quant.blocks import Bytes, dequantize
+from headrace.quant.encode import recoded
 
 
 @dataclass(slots=True)
@@ -38,6 +40,10 @@ class ReferenceBackend:
         """All in float32; those that share storage once."""
         own = (w for name, w in program.weights.items() if layouts[name].same_as not in program.weights)
         return sum(4 * prod(weight.shape) for weight in own)
+
+    def encode(self, source: Format, format: Format, rows: Bytes) -> Bytes:
+        """Rows of blocks in another format."""
+        return recoded(source, format, rows)
 
     def executor(
         self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None
