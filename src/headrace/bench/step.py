@@ -54,25 +54,18 @@ class _Watched:
 
 
 class StepBench:
-    """A loaded model whose steps are measured. sequences: the largest batch that will be asked for."""
+    """A loaded model whose steps are measured. Nobody uses it, it caches no prefixes, and `max_inter_token_ms` is 0."""
 
-    def __init__(self, settings: EngineSettings, sequences: int) -> None:
-        settings = replace(
-            settings,
-            max_num_seqs=max(settings.max_num_seqs, sequences),
-            enable_prefix_caching=False,
-            max_inter_token_ms=0,  # prompts need not wait for anybody
-        )
-        self.llm: LLM = opened(settings)
-        executor = self.llm.engine.model.executor
+    def __init__(self, llm: LLM) -> None:
+        executor = llm.engine.model.executor
         if not isinstance(executor, CpuExecutor):
-            self.llm.close()
             raise SettingError("only the cpu back end's steps can be measured", param="backend")
+        self.llm = llm
         self._executor = executor
-        self._watched = _Watched(executor, self.llm.engine.model.kv_bytes)
-        self.llm.engine.runner.executor = self._watched
-        self._bf16 = settings.dtype == "bfloat16"
-        self._budget = settings.max_num_batched_tokens
+        self._watched = _Watched(executor, llm.engine.model.kv_bytes)
+        llm.engine.runner.executor = self._watched
+        self._bf16 = llm.settings.dtype == "bfloat16"
+        self._budget = llm.settings.max_num_batched_tokens
         self._seed = 0
 
     def decode(self, sequences: int, context: int, steps: int) -> dict[str, Any]:
@@ -175,10 +168,6 @@ class StepBench:
             "int8_gmac_per_s": rates.macs["int8"] / 1e9,
         }
 
-    def close(self) -> None:
-        """Free the model."""
-        self.llm.close()
-
 
 def faster(a: Rates, b: Rates) -> Rates:
     """The higher of each rate: a disturbed probe must not flatter a step."""
@@ -214,17 +203,16 @@ def measured(
     profile: bool,
 ) -> dict[str, Any]:
     """Rows for each batch size, and for a prompt of `prefill` tokens (0: none); with `profile`, phases of each."""
-    bench = StepBench(settings, max(sequences))
-    try:
+    settings = replace(
+        settings,
+        max_num_seqs=max(settings.max_num_seqs, *sequences),
+        enable_prefix_caching=False,
+        max_inter_token_ms=0,  # prompts need not wait for anybody
+    )
+    with opened(settings) as llm:
+        bench = StepBench(llm)
         rows = [bench.prefill(prefill)] if prefill else []
         rows += [bench.decode(n, context, steps) for n in sequences]
         phases = {str(n): bench.phases(n, context, steps) for n in sequences} if profile else {}
-        return {
-            "model": bench.llm.info.name,
-            "isa": bench.llm.info.isa,
-            "threads": bench.llm.info.threads,
-            "rows": rows,
-            "phases": phases,
-        }
-    finally:
-        bench.close()
+        info = llm.info
+        return {"model": info.name, "isa": info.isa, "threads": info.threads, "rows": rows, "phases": phases}

@@ -25,6 +25,7 @@ COMMANDS: Table = {
     "pull": "Fetch a model, so that it starts at once later.",
     "inspect": "Say what a model is made of.",
     "quantize": "Write a smaller copy of a model.",
+    "eval": "Measure how good models are at a text, and how far from a reference.",
     "plan": "Say what a model would take, and how many requests fit.",
     "bench": (
         "Measure how fast it is.",

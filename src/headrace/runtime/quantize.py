@@ -9,7 +9,6 @@ Does not know the command line, or how blocks are chosen.
 from __future__ import annotations
 
 import os
-import pydoc_data.topics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from headrace.quant.recipes import Rule, fitting, recipe_named
 from headrace.runtime.calibrate import LENGTH, Calibration
 from headrace.runtime.encoded import format_wanted
 from headrace.runtime.load import ROPE_FACTORS, Prepared, neox_order
+from headrace.runtime.texts import manual, of_file
 from headrace.text import Tokenizer
 from headrace.text.export import tokenizer_metadata
 from headrace.weights.gguf_writer import TensorHead, write_gguf
@@ -186,22 +186,14 @@ def _calibration(
     checkpoint = prepared.checkpoint
     gguf = checkpoint.kind == "gguf"
     tokenizer = Tokenizer.from_gguf(checkpoint.config) if gguf else Tokenizer.from_folder(checkpoint.path)
-    text = _text(settings.calibration)[: settings.calibration_tokens * MOST_CHARACTERS]
+    most, path = settings.calibration_tokens * MOST_CHARACTERS, settings.calibration
+    text = of_file(path, most, "calibration") if path else manual(last_first=True)[:most]
     ids = tokenizer.encode(text, parse_special=False)[: settings.calibration_tokens]
     if not ids:
         raise SettingError("calibration: the text is empty", param="calibration")
     sequences = [ids[at : at + LENGTH] for at in range(0, len(ids), LENGTH)]
     backend = backend_named("cpu", taps=True)
     return Calibration(prepared, backend, sequences, full=full, bound=settings.calibration_bytes, done=done)
-
-
-def _text(path: Path | None) -> str:
-    if path is None:
-        return "\n\n".join(reversed(pydoc_data.topics.topics.values()))
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"calibration {str(path)!r} cannot be read: {error}", param="calibration") from None
 
 
 def plan(prepared: Prepared, base: str, rules: tuple[Rule, ...], requantize: bool = False) -> Plan:

@@ -26,6 +26,7 @@ class Tokenizer:
 
     vocab_size: ids are 0..vocab_size-1; padding at the end of a model's embedding is not counted.
     stop_ids: every id that ends a generation. special_ids: every control token.
+    prefix: ids before every text that is a prompt of its own, such as BOS.
     control_texts: the texts of control tokens. names: special tokens by role, as templates print them.
     """
 
@@ -33,6 +34,7 @@ class Tokenizer:
         self._lexicon = lexicon
         self.vocab_size = lexicon.size
         self.bos_id, self.eos_id, self.stop_ids = lexicon.bos_id, lexicon.eos_id, lexicon.stop_ids
+        self.prefix = tuple(lexicon.prefix)
         control = [token for token in lexicon.added if token.control]
         self.special_ids = frozenset(token.id for token in control)
         self.control_texts = frozenset(token.text for token in control)
