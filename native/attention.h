@@ -3,6 +3,7 @@
 //   F16:  K [head_dim][32 tokens], V [32 tokens][head_dim, padded to 16]. Of the two-byte formats f16 keeps three more
 //         bits than bf16, which shows in logits (docs/log.md); what exceeds 65504 becomes infinite, and shows in the
 //         row's status.
+//   BF16: the same in bf16, for models whose keys or values are larger than that.
 //   Int8: K [head_dim / 4][32 tokens][4] as q + 128, its scales [32] f16, V [8][head_dim, padded to 16][4
 //         tokens] as q, its scales [32]: value = scale * q, one scale for a token's key and one for its value, the
 //         least f16 from amax / 127 on. A key or value that has no such scale gets NaN, which shows in the row's
@@ -18,20 +19,20 @@ constexpr int kSplitTokens = 256;  // splits start at absolute positions: multip
 constexpr int kTileRows = 24;      // query rows that share a pass over keys and values, at most
 constexpr int kMaxHeadDim = 256;
 
-enum class KvFormat { F16, Int8 };
-constexpr int kKvFormats = 2;
+enum class KvFormat { F16, BF16, Int8 };
+constexpr int kKvFormats = 3;
 
 constexpr size_t kScaleBytes = kPageTokens * 2;  // of the keys, or the values, of an int8 page
 
 static constexpr int quad_groups(int head_dim) { return (head_dim + 3) / 4; }  // of dimensions, in int8 keys
 static constexpr int value_width(int head_dim) { return (head_dim + 15) / 16 * 16; }
 static constexpr size_t key_bytes(int head_dim, KvFormat format) {
-    return format == KvFormat::F16 ? size_t(head_dim) * kPageTokens * 2
-                                   : size_t(quad_groups(head_dim)) * kPageTokens * 4 + kScaleBytes;
+    return format == KvFormat::Int8 ? size_t(quad_groups(head_dim)) * kPageTokens * 4 + kScaleBytes
+                                    : size_t(head_dim) * kPageTokens * 2;
 }
 static constexpr size_t head_page_bytes(int head_dim, KvFormat format) {
     const size_t values = size_t(value_width(head_dim)) * kPageTokens;
-    return key_bytes(head_dim, format) + (format == KvFormat::F16 ? 2 * values : values + kScaleBytes);
+    return key_bytes(head_dim, format) + (format == KvFormat::Int8 ? values + kScaleBytes : 2 * values);
 }
 
 // A query head for int8 keys: d * (128 * high + low), 15 bits, d = amax / 16256; zeros fill the last group of four.
@@ -58,7 +59,7 @@ struct AttendSplit {
     int rows;                            // 1 to kTileRows
     int head_dim;                        // even, at most kMaxHeadDim
     float scale, softcap;                // softcap 0: none
-    const float* q[kTileRows];           // for F16
+    const float* q[kTileRows];           // for F16 and BF16
     const QuantQuery* quant[kTileRows];  // for Int8
     int lo[kTileRows], hi[kTileRows];
     float* out[kTileRows];  // of each row, room for row_result(head_dim): see there

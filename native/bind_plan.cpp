@@ -175,8 +175,9 @@ void copy(const Plan& plan, Slice what, nb::ndarray<float, nb::ndim<2>, nb::c_co
 
 KvFormat kv_format(const std::string& name) {
     if (name == "float16") return KvFormat::F16;
+    if (name == "bfloat16") return KvFormat::BF16;
     if (name == "int8") return KvFormat::Int8;
-    throw std::invalid_argument("kv must be float16 or int8, not " + name);
+    throw std::invalid_argument("kv must be float16, bfloat16 or int8, not " + name);
 }
 
 Plan* make(const std::string& isa, int threads, bool merge, int tokens, int sequences, int pages, int context,

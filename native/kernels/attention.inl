@@ -1,4 +1,4 @@
-// Attention for one split of 256 positions: scores, softmax and the weighted sum of values, over f16 pages
+// Attention for one split of 256 positions: scores, softmax and the weighted sum of values, over f16 and bf16 pages
 // (attention_int8.inl: over int8 pages).
 // Owes the same bits for a query row whoever shares its tile: lanes are keys for scores (one fma chain in ascending d)
 // and columns for values (one fma chain in ascending position); what a row does not see
@@ -28,6 +28,39 @@ constexpr int kRows = 1, kColumns = 1, kPages = 1;
 
 HR_INLINE int least(int a, int b) { return a < b ? a : b; }
 HR_INLINE int most(int a, int b) { return a > b ? a : b; }
+
+// float32 to IEEE half: to nearest, ties to even, whatever the rounding and denormal modes; a NaN stays one.
+HR_INLINE uint16_t to_half(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    const uint32_t sign = (u >> 16) & 0x8000, a = u & 0x7fffffff;
+    if (a >= 0x47800000) return (uint16_t)(sign | (a > 0x7f800000 ? 0x7e00 : 0x7c00));  // 65536 and beyond, NaN
+    if (a >= 0x38800000)
+        return (uint16_t)(sign | ((a - 0x38000000 + 0xfff + ((a >> 13) & 1)) >> 13));  // may round to inf
+    if (a < 0x33000000) return (uint16_t)sign;                                         // at most half of the smallest
+    const uint32_t m = (a & 0x7fffff) | 0x800000, shift = 126 - (a >> 23), half = 1u << (shift - 1);
+    return (uint16_t)(sign | ((m + half - 1 + ((m >> shift) & 1)) >> shift));
+}
+
+// float32 to bf16: to nearest, ties to even; a NaN stays one.
+HR_INLINE uint16_t to_brain(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
+    return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+// Keys and values in two bytes: how they are read, and how a float32 is rounded to them.
+struct HalfKv {
+    static constexpr KvFormat kFormat = KvFormat::F16;
+    HR_INLINE VF load(const uint16_t* p) { return load_half(p); }
+    HR_INLINE uint16_t round(float x) { return to_half(x); }
+};
+struct BrainKv {
+    static constexpr KvFormat kFormat = KvFormat::BF16;
+    HR_INLINE VF load(const uint16_t* p) { return load_bf16(p); }
+    HR_INLINE uint16_t round(float x) { return to_brain(x); }
+};
 
 // A split's keys and values as the stream that its rows read: K of each page, then V of each, then what comes next.
 struct Stream {
@@ -59,8 +92,8 @@ HR_INLINE void in_blocks(int rows, int most, F f) {
     for (int i = 0; i < n; i++) f(rows * i / n, rows * (i + 1) / n - rows * i / n);
 }
 
-// scores[r][0 .. 32 P - 1] = q_r . K of P pages of f16
-template <int R, int P>
+// scores[r][0 .. 32 P - 1] = q_r . K of P pages
+template <class Kv, int R, int P>
 static void score_pages(const Stream& in, int page, bool fetch, int row, float* scores) {
     VF s[R][2 * P];
     const float* x[R];
@@ -79,8 +112,8 @@ static void score_pages(const Stream& in, int page, bool fetch, int row, float* 
         VF k[2 * P];
 #pragma GCC unroll 2
         for (int p = 0; p < P; p++) {
-            k[2 * p] = load_half(keys[p] + kPageTokens * d);
-            k[2 * p + 1] = load_half(keys[p] + kPageTokens * d + 16);
+            k[2 * p] = Kv::load(keys[p] + kPageTokens * d);
+            k[2 * p + 1] = Kv::load(keys[p] + kPageTokens * d + 16);
             prefetch_far(ahead[p] + kPageTokens * d);
         }
 #pragma GCC unroll 8
@@ -96,11 +129,11 @@ static void score_pages(const Stream& in, int page, bool fetch, int row, float* 
         for (int i = 0; i < 2 * P; i++) store(scores + r * kSplitTokens + 16 * i, s[r][i]);
 }
 
-template <int R>
+template <class Kv, int R>
 static void score_rows(const Stream& in, int page, int pages, bool fetch, int row, float* scores) {
     if constexpr (kPages == 2)
-        if (pages == 2) return score_pages<R, 2>(in, page, fetch, row, scores);
-    for (int p = 0; p < pages; p++) score_pages<R, 1>(in, page + p, fetch, row, scores + p * kPageTokens);
+        if (pages == 2) return score_pages<Kv, R, 2>(in, page, fetch, row, scores);
+    for (int p = 0; p < pages; p++) score_pages<Kv, R, 1>(in, page + p, fetch, row, scores + p * kPageTokens);
 }
 
 HR_INLINE VF capped(VF x, float cap) {  // cap * tanh(x / cap), tanh(y) = 1 - 2 / (exp(2 y) + 1)
@@ -142,7 +175,7 @@ static void soften(float* s, int lo, int hi, float scale, float softcap, float* 
 }
 
 // out[r][16 C columns from `column` on] += sum over positions from .. to - 1 of weights[r][position] * V
-template <int R, int C>
+template <class Kv, int R, int C>
 static void weigh(const Stream& in, int column, const float* weights, int from, int to, float* const* out) {
     const int width = headrace::value_width(in.work.head_dim);
     VF o[R][C];
@@ -158,7 +191,7 @@ static void weigh(const Stream& in, int column, const float* weights, int from, 
         const float* p = weights + t % kSplitTokens;
         for (; t < end; t++, v += width, ahead += width, p++) {
             VF x[C];
-            for (int c = 0; c < C; c++) x[c] = load_half(v + 16 * c);
+            for (int c = 0; c < C; c++) x[c] = Kv::load(v + 16 * c);
             for (int c = 0; c < C; c += 2) prefetch_far(ahead + 16 * c);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
@@ -174,18 +207,19 @@ static void weigh(const Stream& in, int column, const float* weights, int from, 
         for (int c = 0; c < C; c++) store(out[r] + column + 16 * c, o[r][c]);
 }
 
-template <int R>
+template <class Kv, int R>
 static void weigh_rows(const Stream& in, const float* weights, int from, int to, float* const* out) {
     const int width = headrace::value_width(in.work.head_dim);
     int column = 0;
     if constexpr (kColumns >= 4)
-        for (; column + 64 <= width; column += 64) weigh<R, 4>(in, column, weights, from, to, out);
+        for (; column + 64 <= width; column += 64) weigh<Kv, R, 4>(in, column, weights, from, to, out);
     if constexpr (kColumns >= 2)
-        for (; column + 32 <= width; column += 32) weigh<R, 2>(in, column, weights, from, to, out);
-    for (; column < width; column += 16) weigh<R, 1>(in, column, weights, from, to, out);
+        for (; column + 32 <= width; column += 32) weigh<Kv, R, 2>(in, column, weights, from, to, out);
+    for (; column < width; column += 16) weigh<Kv, R, 1>(in, column, weights, from, to, out);
 }
 
 // The weighted sums of n rows, none of which sees nothing: each stretch of positions for the rows that see it.
+template <class Kv>
 static void weigh_block(const Stream& in, int n, const int* lo, const int* hi, const float* weights,
                         float* const* out) {
     const int width = headrace::value_width(in.work.head_dim);
@@ -195,7 +229,7 @@ static void weigh_block(const Stream& in, int n, const int* lo, const int* hi, c
         while (b < n && lo[b] <= t) b++;
         const int to = b < n ? least(hi[a], lo[b]) : hi[a];
         with_rows<kRows>(b - a, [&]<int R>() __attribute__((always_inline)) {
-            weigh_rows<R>(in, weights + a * kSplitTokens, t, to, out + a);
+            weigh_rows<Kv, R>(in, weights + a * kSplitTokens, t, to, out + a);
         });
         t = to;
         while (a < b && hi[a] <= t) a++;
@@ -226,15 +260,16 @@ HR_INLINE Stream stream_of(const AttendSplit& w, KvFormat format, int lo, int hi
 }
 
 // n rows of the work from `row` on, none of which sees nothing; lo, hi: what each sees of the split.
+template <class Kv>
 static void attend_rows(const AttendSplit& w, int row, int n, const int* lo, const int* hi) {
     alignas(64) float scores[kTileRows * kSplitTokens];
     const int start = w.split * kSplitTokens, width = headrace::value_width(w.head_dim);
-    const Stream in = stream_of(w, KvFormat::F16, lo[0], hi[n - 1]);
+    const Stream in = stream_of(w, Kv::kFormat, lo[0], hi[n - 1]);
     for (int p = 0; p < in.pages; p += kPages)
         in_blocks(n, kRows, [&](int r, int rows) {
             with_rows<kRows>(rows, [&]<int R>() __attribute__((always_inline)) {
-                score_rows<R>(in, p, least(kPages, in.pages - p), r == 0, row + r,
-                              scores + r * kSplitTokens + ((in.first + p) * kPageTokens - start));
+                score_rows<Kv, R>(in, p, least(kPages, in.pages - p), r == 0, row + r,
+                                  scores + r * kSplitTokens + ((in.first + p) * kPageTokens - start));
             });
         });
     for (int r = 0; r < n; r++) {
@@ -243,12 +278,13 @@ static void attend_rows(const AttendSplit& w, int row, int n, const int* lo, con
                out + width + 1);
     }
     in_blocks(n, kRows, [&](int r, int rows) {
-        weigh_block(in, rows, lo + r, hi + r, scores + r * kSplitTokens, w.out + row + r);
+        weigh_block<Kv>(in, rows, lo + r, hi + r, scores + r * kSplitTokens, w.out + row + r);
     });
 }
 
+template <class Kv>
 static void attend_split(const AttendSplit& w) {
-    each_run(w, [&](int row, int n, const int* lo, const int* hi) { attend_rows(w, row, n, lo, hi); });
+    each_run(w, [&](int row, int n, const int* lo, const int* hi) { attend_rows<Kv>(w, row, n, lo, hi); });
 }
 
 // Adds a later split's result to what the earlier ones gave, both as AttendSplit::out has them; n: columns, a multiple
@@ -272,26 +308,14 @@ static void attend_finish(const float* all, int head_dim, float* out) {
     if (i < head_dim) store_some(out + i, load(all + i) / sum, head_dim - i);
 }
 
-// float32 to IEEE half: to nearest, ties to even, whatever the rounding and denormal modes; a NaN stays one.
-HR_INLINE uint16_t to_half(float x) {
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    const uint32_t sign = (u >> 16) & 0x8000, a = u & 0x7fffffff;
-    if (a >= 0x47800000) return (uint16_t)(sign | (a > 0x7f800000 ? 0x7e00 : 0x7c00));  // 65536 and beyond, NaN
-    if (a >= 0x38800000)
-        return (uint16_t)(sign | ((a - 0x38000000 + 0xfff + ((a >> 13) & 1)) >> 13));  // may round to inf
-    if (a < 0x33000000) return (uint16_t)sign;                                         // at most half of the smallest
-    const uint32_t m = (a & 0x7fffff) | 0x800000, shift = 126 - (a >> 23), half = 1u << (shift - 1);
-    return (uint16_t)(sign | ((m + half - 1 + ((m >> shift) & 1)) >> shift));
-}
-
+template <class Kv>
 static void write_kv(const float* k, const float* v, int head_dim, int slot, uint8_t* page) {
     uint16_t* keys = (uint16_t*)page + slot;
-    uint16_t* values = (uint16_t*)(page + headrace::key_bytes(head_dim, KvFormat::F16)) +
-                       size_t(slot) * headrace::value_width(head_dim);
+    uint16_t* values =
+        (uint16_t*)(page + headrace::key_bytes(head_dim, Kv::kFormat)) + size_t(slot) * headrace::value_width(head_dim);
     for (int i = 0; i < head_dim; i++) {
-        keys[i * kPageTokens] = to_half(k[i]);
-        values[i] = to_half(v[i]);
+        keys[i * kPageTokens] = Kv::round(k[i]);
+        values[i] = Kv::round(v[i]);
     }
 }
 
@@ -302,13 +326,16 @@ static void write_kv(const float* k, const float* v, int head_dim, int slot, uin
 namespace {
 
 static void fill_attention(headrace::KernelTable& t) {
-    const auto f16 = static_cast<int>(KvFormat::F16), int8 = static_cast<int>(KvFormat::Int8);
-    t.attend_split[f16] = attend_split;
+    const auto f16 = static_cast<int>(KvFormat::F16), bf16 = static_cast<int>(KvFormat::BF16),
+               int8 = static_cast<int>(KvFormat::Int8);
+    t.attend_split[f16] = attend_split<HalfKv>;
+    t.attend_split[bf16] = attend_split<BrainKv>;
     t.attend_split[int8] = quant::attend_split;
     t.quantize_query = quant::quantize_query;
     t.attend_merge = attend_merge;
     t.attend_finish = attend_finish;
-    t.write_kv[f16] = write_kv;
+    t.write_kv[f16] = write_kv<HalfKv>;
+    t.write_kv[bf16] = write_kv<BrainKv>;
     t.write_kv[int8] = quant::write_kv;
 }
 

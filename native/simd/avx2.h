@@ -70,6 +70,10 @@ HR_INLINE VF load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
+HR_INLINE VF load_bf16(const uint16_t* p) {
+    const __m128i *a = (const __m128i*)p, *b = (const __m128i*)(p + 8);
+    return from_bits(shl<16>(VI{_mm256_cvtepu16_epi32(_mm_loadu_si128(a)), _mm256_cvtepu16_epi32(_mm_loadu_si128(b))}));
+}
 HR_INLINE VF pair_first(VB x) { return from_bits(shl<16>(VI{x.a, x.b})); }
 HR_INLINE VF pair_second(VB x) { return from_bits(VI{x.a, x.b} & seti((int)0xffff0000)); }
 HR_INLINE VI load_int(const int32_t* p) {

@@ -36,6 +36,9 @@ HR_INLINE VI round_int(VF a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_
 HR_INLINE VI bits(VF a) { return {_mm512_castps_si512(a.v)}; }
 HR_INLINE VF from_bits(VI a) { return {_mm512_castsi512_ps(a.v)}; }
 HR_INLINE VF load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+HR_INLINE VF load_bf16(const uint16_t* p) {
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
 // 16 pairs of bf16: the first, and the second, of each pair as float32
 HR_INLINE VF pair_first(VB a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
 HR_INLINE VF pair_second(VB a) {

@@ -45,6 +45,7 @@ HR_INLINE VI round_int(VF a) {
 HR_INLINE VI bits(VF a) { HR_FOUR(VI, vreinterpretq_s32_f32(a.v[i])); }
 HR_INLINE VF from_bits(VI a) { HR_FOUR(VF, vreinterpretq_f32_s32(a.v[i])); }
 HR_INLINE VF load_half(const uint16_t* p) { HR_FOUR(VF, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
+HR_INLINE VF load_bf16(const uint16_t* p) { HR_FOUR(VF, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))); }
 HR_INLINE VI lanes_of(VB a) { HR_FOUR(VI, vreinterpretq_s32_u8(a.v[i])); }
 
 HR_INLINE VI load_int(const int32_t* p) { HR_FOUR(VI, vld1q_s32(p + 4 * i)); }

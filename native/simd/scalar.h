@@ -70,6 +70,11 @@ HR_INLINE VF from_bits(VI a) {
     return r;
 }
 HR_INLINE VF load_half(const uint16_t* p) { HR_EACH(VF, half_to_float(p[i])); }
+HR_INLINE VF load_bf16(const uint16_t* p) {
+    VI r;
+    for (int i = 0; i < 16; i++) r.v[i] = (int32_t)((uint32_t)p[i] << 16);
+    return from_bits(r);
+}
 HR_INLINE VI lanes_of(VB a) {
     VI r;
     memcpy(r.v, a.v, 64);

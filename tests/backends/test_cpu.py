@@ -146,6 +146,7 @@ SHAPES = {
     "moe": MOE,
 }
 SHAPES |= {f"{name}, int8": replace(SHAPES[name], kv="int8") for name in ("gqa", "window", "cap", "wide", "odd")}
+SHAPES |= {f"{name}, bfloat16": replace(SHAPES[name], kv="bfloat16") for name in ("gqa", "window", "odd")}
 
 
 def executor(shape: Shape, limits: Limits = LIMITS, nan_token: int | None = None, **options: object) -> Executor:
@@ -199,6 +200,46 @@ def test_attention_over_int8_pages_is_that_of_the_reference(head_dim: int, windo
     got = alone(shape, ids(300))
     assert np.abs(got - exact).max() < 0.3
     assert np.abs(got - want).mean() < 0.1 * np.abs(got - exact).mean()
+
+
+@pytest.mark.parametrize("head_dim", [10, 64])
+@pytest.mark.parametrize(("window", "cap"), [(37, 0.0), (0, 15.0)])
+def test_attention_over_bfloat16_pages_is_that_of_the_reference(head_dim: int, window: int, cap: float) -> None:
+    shape = Shape(3, 1, head_dim, window, cap, formats=FLOATS, kv="bfloat16")
+    source, program = Random(shape), record(shape, Random(shape).weights)
+    want, exact = (
+        World(ReferenceBackend(kv).executor(program, source, LIMITS), [ids(300)], LIMITS.pages).feed([{0: 300}])[0]
+        for kv in ("bfloat16", "float32")
+    )
+    got = alone(shape, ids(300))
+    assert np.abs(got - exact).max() < 0.15
+    assert np.abs(got - want).mean() < 0.1 * np.abs(got - exact).mean()
+
+
+class Loud(Random):
+    """Some of its values lie beyond float16."""
+
+    def _rows(self, name: str, fmt: str, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+        rows_ = super()._rows(name, fmt, rows, columns, rng)
+        if name.endswith("bias"):
+            rows_.view(np.float32)[..., -8:] *= 1e5
+        return rows_
+
+
+@pytest.mark.parametrize("kv", ["float16", "bfloat16", "int8"])
+def test_values_that_are_too_large_are_told_and_bfloat16_holds_them(kv: str) -> None:
+    shape = Shape(formats=FLOATS, kv=kv)
+    source = Loud(shape)
+    program = record(shape, source.weights)
+    want, got = (
+        World(backend.executor(program, source, LIMITS), [ids(40)], LIMITS.pages).feed([{0: 40}])[0]
+        for backend in (ReferenceBackend("float32"), cpu.CpuBackend(kv=kv))
+    )
+    assert np.isfinite(want).all()
+    if kv == "float16":
+        assert not np.isfinite(got).any()
+    else:
+        assert np.abs(got - want).max() < 0.3
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)

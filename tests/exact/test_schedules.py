@@ -70,7 +70,7 @@ def test_no_bit_differs_in_500_random_schedules(tiny: Path) -> None:
     check_schedules(tiny, 500, seed=1, preempted=10)
 
 
-@pytest.mark.parametrize("kv", ["float16", "int8"])
+@pytest.mark.parametrize("kv", ["float16", "bfloat16", "int8"])
 def test_no_bit_differs_in_a_few_random_schedules(tiny: Path, kv: KvFormat) -> None:
     check_schedules(tiny, 6, seed=2, preempted=0, kv=kv)
 

@@ -77,10 +77,11 @@ def test_architectures(kind: str, bf16: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma3"])
-def test_int8_pages(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv", ["bfloat16", "int8"])
+def test_pages(kind: str, kv: str, tmp_path: Path) -> None:
     path = tiny.write_folder(tmp_path / kind, tiny.config(kind) | {"max_position_embeddings": 512}, tiny.arrays(kind))
     model = hashed((tiny.TINY / kind / "model.safetensors").read_bytes())
-    check(f"{kind}, int8 pages", model, lambda isa: logits(path, tiny.VOCAB, ids(tiny.VOCAB), isa, kv="int8"), ISAS)
+    check(f"{kind}, {kv} pages", model, lambda isa: logits(path, tiny.VOCAB, ids(tiny.VOCAB), isa, kv=kv), ISAS)
 
 
 @pytest.mark.parametrize("name", FORMATS)

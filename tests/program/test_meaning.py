@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 import tiny
 from headrace.backends.reference import ReferenceBackend
-from headrace.program.meaning import MEANING, int8_scales, round_to_f16, round_to_int8
+from headrace.program.meaning import MEANING, int8_scales, round_to_bf16, round_to_f16, round_to_int8
 from headrace.program.recorder import Recorder
 from steps import World
 
@@ -40,7 +40,9 @@ def test_what_int8_cannot_keep_is_no_number_any_more(odd: float) -> None:
     assert np.isnan(kept[0]).all() and np.isfinite(kept[1]).all()
 
 
-@pytest.mark.parametrize(("kv", "least", "most"), [("float16", 1e-5, 0.02), ("int8", 1e-3, 0.3)])
+@pytest.mark.parametrize(
+    ("kv", "least", "most"), [("float16", 1e-5, 0.02), ("bfloat16", 1e-3, 0.2), ("int8", 1e-3, 0.3)]
+)
 def test_a_rounded_cache_is_close_and_not_equal(kv: str, least: float, most: float) -> None:
     ids, want = tiny.expected("llama")
     world = World(tiny.load(tiny.TINY / "llama", ReferenceBackend(kv)).executor, ids, 8)
@@ -49,6 +51,15 @@ def test_a_rounded_cache_is_close_and_not_equal(kv: str, least: float, most: flo
 
 def test_float16_overflows_to_infinity() -> None:
     assert np.array_equal(round_to_f16(np.array([65504, 1e6], np.float32)), [65504, np.inf])
+
+
+def test_bfloat16_rounds_to_the_nearest() -> None:
+    exact = np.array([1, -1.5, 65504, 1e30, 0, np.inf], np.float32)
+    kept = round_to_bf16(exact)
+    assert (np.abs(kept[:4] - exact[:4]) <= np.abs(exact[:4]) / 256).all()
+    assert np.array_equal(kept[[0, 1, 4, 5]], exact[[0, 1, 4, 5]])
+    assert np.array_equal(round_to_bf16(np.float32([1 + 2**-8, 1 + 3 * 2**-8])), [1, 1 + 2**-6]), "ties go to even"
+    assert np.isnan(round_to_bf16(np.float32([np.nan]))).all()
 
 
 def test_keys_less_a_common_vector_give_the_same_answers() -> None:

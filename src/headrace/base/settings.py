@@ -15,7 +15,7 @@ PAGE = 32  # tokens of a KV page
 
 DEFAULT_MODEL = "smollm2-135m"
 
-KV_DTYPES = ("float16", "int8")  # formats of the KV cache
+KV_DTYPES = ("float16", "bfloat16", "int8")  # formats of the KV cache
 
 ISAS = ("scalar", "avx2", "avx512", "amx", "neon_dot", "neon_i8mm")  # instruction sets with kernels of their own
 
@@ -37,9 +37,9 @@ class EngineSettings:
     override_generation_config: goes before it, by the same names.
     kv_cache_memory_bytes: size of the KV cache; None takes enough for `max_num_seqs` sequences of 1,024 tokens, and
         for one of `max_model_len`, within the free memory.
-    kv_cache_dtype: what keys and values are kept as: "float16" (and "auto"), or "int8", with a scale for each token and
-        head: half the memory, and faster at long contexts; see docs/log.md for what it costs. The reference back end's
-        "auto" keeps float32.
+    kv_cache_dtype: what keys and values are kept as: "float16" (and "auto"); "bfloat16", for models that have larger
+        ones than 65504; or "int8", with a scale for each token and head: half the memory, and faster at long contexts;
+        see docs/log.md for what it costs. The reference back end's "auto" keeps float32.
     threads: of the native pool; 0 takes what the machine allows this process.
     quantization: one of ENCODED: what float weights are rounded to as they are loaded, as `headrace quantize --method
         plain` does it; None (or "none"): not at all. The bits are those of that file.
@@ -68,7 +68,7 @@ class EngineSettings:
     override_generation_config: Mapping[str, Any] | None = None
     enable_prefix_caching: bool = True
     kv_cache_memory_bytes: int | None = None
-    kv_cache_dtype: Literal["auto", "float16", "int8"] = "auto"
+    kv_cache_dtype: Literal["auto", "float16", "bfloat16", "int8"] = "auto"
     quantization: str | None = None
     threads: int = 0
     batching: Literal["continuous", "static"] = "continuous"

@@ -87,7 +87,7 @@ ENGINE_FLAGS: FlagTable = {
     "kv_cache_memory_bytes": (int | None, _AUTO, "Size of the KV cache, such as 2G."),
     "threads": (int, COUNT, "Threads of the back end; 0: what the machine allows."),
     "batching": (str, {"metavar": "continuous|static"}, "static: fill a batch, finish it, then the next."),
-    "kv_cache_dtype": (str, {"metavar": "TYPE"}, "auto (float16) or int8: half the memory, slightly less exact."),
+    "kv_cache_dtype": (str, {"metavar": "TYPE"}, "auto (float16), bfloat16 or int8: half the memory, less exact."),
     "quantization": (
         str | None,
         {"metavar": "|".join(ENCODED), "names": ("--quantization", "-q")},

@@ -68,9 +68,17 @@ def round_to_f16(x: F32) -> F32:
         return x.astype(np.float16).astype(np.float32)
 
 
+def round_to_bf16(x: F32) -> F32:
+    """The nearest bfloat16 values, ties to even; NaN stays one."""
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    near = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(x), x, near.view(np.float32))
+
+
 KV_FORMATS: dict[str, Callable[[F32], F32]] = {
     "float32": lambda x: x,
     "float16": round_to_f16,
+    "bfloat16": round_to_bf16,
     "int8": round_to_int8,
 }
 

@@ -27,7 +27,10 @@ I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
 Tokens = tuple[int, ...]
 
-NOT_FINITE = "the model's logits are not finite numbers: the weights or the activations overflowed"
+NOT_FINITE = (
+    "the model's logits are not finite numbers: the weights or the activations overflowed "
+    "(keys and values above 65504 do so unless kv_cache_dtype is bfloat16)"
+)
 _ERRORS = {1: NOT_FINITE, 2: NONE_ALLOWED}
 
 _NO_IDS = np.zeros(0, np.int32)

@@ -23,7 +23,7 @@ from headrace.program.roof import Rates
 from headrace.quant.blocks import Bytes
 from headrace.quant.encode import recoded
 
-KvFormat = Literal["float16", "int8"]
+KvFormat = Literal["float16", "bfloat16", "int8"]
 
 MAX_HEAD = 256
 SCALE = 2  # bytes of an int8 key's or value's scale
@@ -96,7 +96,7 @@ def _routers(program: Program) -> frozenset[str]:
 def _token_bytes(head_dim: int, kv: KvFormat) -> int:
     """Bytes of a token's key and value in one head; rows of values are padded to 16, int8 keys to 4."""
     values = -(-head_dim // 16) * 16
-    return 2 * (head_dim + values) if kv == "float16" else -(-head_dim // 4) * 4 + values + 2 * SCALE
+    return -(-head_dim // 4) * 4 + values + 2 * SCALE if kv == "int8" else 2 * (head_dim + values)
 
 
 def _layer_bytes(kv_heads: int, head_dim: int, kv: KvFormat) -> int:
