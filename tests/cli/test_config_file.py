@@ -94,11 +94,12 @@ def test_the_command_line_wins(parsed: Any, tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("max-modle-len: 5", "did you mean 'max-model-len'"),
+        ("max-modle-len: 5", "config.yaml': unknown entry"),
         ("config: x", "unknown entry 'config'"),
         ("port: 5\nport: 6", "'port' more than once"),
         ("max_num_seqs: 5\nmax-num-seqs: 6", "more than once"),
         ("port: true", "port"),
-        ("port: {a: 1}", "one value"),
+        ("port: {a: 1}", "config.yaml': port is one value"),
         ("host: [a, b]", "host"),
         ("enable-prefix-caching: 5", "true or false"),
         ("served-model-name: [null]", "quotes"),

@@ -89,6 +89,7 @@ async def test_the_documentation_can_be_turned_off(engine: FakeEngine) -> None:
             404,
             200,
         ]
+        assert "/docs" not in (await client.get("/")).text
 
 
 def validator(document: dict[str, Any], reference: str) -> Draft202012Validator:

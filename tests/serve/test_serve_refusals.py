@@ -249,6 +249,7 @@ async def test_a_body_without_length_is_limited_as_well(client: httpx.AsyncClien
 async def test_unknown_routes_and_methods(client: httpx.AsyncClient, method: str, path: str, status: int) -> None:
     error = error_of(await client.request(method, path), status)
     assert "\n" not in error["message"]
+    assert ("/docs" in error["message"]) == (status == 404)
 
 
 @pytest.mark.parametrize("name", ["gpt-4", "x" * 90_000, "a\nERROR", "\x1b[2J"])

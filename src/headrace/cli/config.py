@@ -39,7 +39,11 @@ class Configured(TyperCommand):
         path = _value_of("--config", words)
         if path is not None:
             options = {option.name.replace("_", "-"): option for option in self.params if option.name}
-            ctx.default_map = _defaults(read(path), options, left_out)
+            entries = read(path)
+            try:
+                ctx.default_map = _defaults(entries, options, left_out)
+            except SettingError as error:
+                raise SettingError(f"config {path!r}: {error}", param=error.param) from None
         for foreign in left_out:
             print(f"headrace: {foreign.flag} is ignored: {foreign.why}", file=sys.stderr)
         rest: list[str] = super().parse_args(ctx, words)
@@ -120,7 +124,7 @@ def _defaults(entries: Mapping[str, Any], options: Mapping[str, Any], left_out: 
         if option is None and key in IGNORED:
             left_out.append(Foreign(key, IGNORED[key][1]))
         elif option is None:
-            raise SettingError(f"config: unknown entry {key!r}{_like(key, options)}", param="config")
+            raise SettingError(f"unknown entry {key!r}{_like(key, options)}", param="config")
         elif value is not None:
             defaults[option.name] = _typed(key, value, option)
     return defaults
@@ -137,14 +141,14 @@ def _typed(key: str, value: Any, option: Any) -> Any:
         return [_word(key, one) for one in (value if isinstance(value, list) else [value])]
     if getattr(option, "is_flag", False):
         if not isinstance(value, bool):
-            raise SettingError(f"config: {key} is true or false", param=key)
+            raise SettingError(f"{key} is true or false", param=key)
         return value
     if isinstance(value, Mapping):
-        raise SettingError(f"config: {key} is one value", param=key)
+        raise SettingError(f"{key} is one value", param=key)
     return _word(key, value)
 
 
 def _word(key: str, value: Any) -> Any:
     if isinstance(value, bool | list) or value is None:
-        raise SettingError(f"config: {key} cannot be {json.dumps(value)}: put text into quotes", param=key)
+        raise SettingError(f"{key} cannot be {json.dumps(value)}: put text into quotes", param=key)
     return value if isinstance(value, Mapping) else str(value)

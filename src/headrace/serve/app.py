@@ -88,7 +88,7 @@ class App:
             endpoint = _guarded(handler)
             paths[endpoint] = path.replace(":path}", "}")
             routes.append(Route(path, endpoint, methods=[method]))
-        handlers: Any = {HTTPException: _refuse}
+        handlers: Any = {HTTPException: self._refuse}
         return FastAPI(
             routes=routes,
             exception_handlers=handlers,
@@ -98,6 +98,15 @@ class App:
             redirect_slashes=False,
             telemetry=_SILENT,
         )
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        """Unknown routes and methods, in OpenAI's shape."""
+        assert isinstance(error, HTTPException)
+        where = f"{request.method} {shown(request.url.path)}"
+        hint = " GET /docs lists the known ones." if self.service.settings.docs else ""
+        told = {404: f"Unknown URL: {where}.{hint}", 405: f"{where} is not allowed."}
+        refusal = HTTPException(error.status_code, told.get(error.status_code, error.detail), error.headers)
+        return error_response(reported(refusal, request.state.request_id))
 
     @functools.cached_property
     def table(self) -> Sequence[tuple[str, str, Endpoint, Operation]]:
@@ -223,11 +232,3 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
             return error_response(reported(error, request.state.request_id))
 
     return run
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    """Unknown routes and methods, in OpenAI's shape."""
-    assert isinstance(error, HTTPException)
-    where = f"{request.method} {shown(request.url.path)}"
-    told = {404: f"Unknown URL: {where}.", 405: f"{where} is not allowed."}.get(error.status_code, error.detail)
-    return error_response(reported(HTTPException(error.status_code, told, error.headers), request.state.request_id))
