@@ -5,12 +5,17 @@
 // A tile holds its quants as lines of 64 bytes: line j = [16 rows][4 inputs], inputs 4j .. 4j + 3. With four bits, line
 // j has inputs 4j .. in the low nibbles and 16 + 4j .. in the high ones. Then come, [16] rows each unless said
 // otherwise:
-//   Q4_0  4 lines, d                    Q4_1  4 lines, d, m                     (d, m: f16)
-//   Q5_0  4 lines, fifth-bit line, d    Q5_1  4 lines, fifth-bit line, d, m     (bit j of a byte: fifth bit for inputs
-//   4j ..) Q8_0  8 lines of value + 128, d Q4_K  8 runs of 4 lines, scales u8 [8][16], offsets u8 [4][16][2 runs],
-//   dmin, d Q5_K  8 runs of 4 lines and a fifth-bit line, then as Q4_K Q6_K  8 runs of 4 lines and 2 lines g of bit
-//   pairs (pair j of a byte: inputs 16g + 4j ..), scales i8 [16][16], d BF16  [16 rows][2 inputs]           F16, F32 [2
-//   inputs][16 rows]
+//   Q4_0  4 lines, d (f16)
+//   Q4_1  4 lines, d, m (f16)
+//   Q4_Z  4 lines, d, the quant that stands for zero (u8)
+//   Q5_0  4 lines, fifth-bit line (bit j of a byte: fifth bit for inputs 4j ..), d
+//   Q5_1  4 lines, fifth-bit line, d, m
+//   Q8_0  8 lines of value + 128, d
+//   Q4_K  8 runs of 4 lines, scales u8 [8][16], offsets u8 [4][16][2 runs], dmin, d
+//   Q5_K  8 runs of 4 lines and a fifth-bit line, then as Q4_K
+//   Q6_K  8 runs of 4 lines and 2 lines g of bit pairs (pair j of a byte: inputs 16g + 4j ..), scales i8 [16][16], d
+//   BF16  [16 rows][2 inputs]
+//   F16, F32  [2 inputs][16 rows]
 #include "formats.h"
 
 #include <algorithm>
@@ -27,7 +32,7 @@ constexpr FormatInfo kInfo[kFormats] = {
     {"q4_1", 32, 20, 32, 320, Input::Q32},     {"q5_0", 32, 22, 32, 352, Input::Q32},
     {"q5_1", 32, 24, 32, 384, Input::Q32},     {"q8_0", 32, 34, 32, 544, Input::Q32},
     {"q4_k", 256, 144, 256, 2368, Input::Q32}, {"q5_k", 256, 176, 256, 2880, Input::Q32},
-    {"q6_k", 256, 210, 256, 3360, Input::Q32},
+    {"q6_k", 256, 210, 256, 3360, Input::Q32}, {"q4_z", 32, 19, 32, 304, Input::Q32},
 };
 
 constexpr int kLine = 64;  // bytes of a line: 16 rows of 4
@@ -80,6 +85,12 @@ void pack_q4_1(const uint8_t* block, Lane to) {
     put_nibbles(block + 4, to);
     to.half(4 * kLine, block);
     to.half(4 * kLine + 32, block + 2);
+}
+
+void pack_q4_z(const uint8_t* block, Lane to) {
+    put_nibbles(block + 3, to);
+    to.half(4 * kLine, block);
+    to.tile[4 * kLine + 32 + to.row] = block[2];
 }
 
 void pack_q5_0(const uint8_t* block, Lane to) {
@@ -202,7 +213,7 @@ using PackRows = void (*)(const FormatInfo&, const uint8_t*, size_t, int, int, i
 constexpr PackRows kPack[kFormats] = {
     pack_with<pack_columns<4>>, pack_with<pack_columns<2>>, pack_with<pack_bf16>, pack_with<pack_q4_0>,
     pack_with<pack_q4_1>,       pack_with<pack_q5_0>,       pack_with<pack_q5_1>, pack_with<pack_q8_0>,
-    pack_with<pack_q4_k>,       pack_with<pack_q5_k>,       pack_with<pack_q6_k>,
+    pack_with<pack_q4_k>,       pack_with<pack_q5_k>,       pack_with<pack_q6_k>, pack_with<pack_q4_z>,
 };
 
 // --- unpacking: one row of a tile into float32, one rounding an operation, in ggml's order -----------------
@@ -263,6 +274,14 @@ void unpack_affine(const uint8_t* tile, int row, float* out) {
     for (int i = 0; i < 32; i++) out[i] = static_cast<float>(q[i]) * d + m;
 }
 
+void unpack_q4_z(const uint8_t* tile, int row, float* out) {
+    int q[32];
+    nibbles(tile, row, q);
+    const float d = half_of(tile, 4 * kLine, row);
+    const int zero = tile[4 * kLine + 32 + row];
+    for (int i = 0; i < 32; i++) out[i] = static_cast<float>(q[i] - zero) * d;
+}
+
 void eights(const uint8_t* lines, int row, int* q) {
     for (int i = 0; i < 32; i++) q[i] = lines[i / 4 * kLine + 4 * row + i % 4];
 }
@@ -319,6 +338,7 @@ constexpr UnpackTile kUnpack[kFormats] = {
     unpack_k<nibbles, 4>,
     unpack_k<fives, 5>,
     unpack_q6_k,
+    unpack_q4_z,
 };
 
 }  // namespace

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-enum class Format : int32_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Count };
+enum class Format : int32_t { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, Q4_Z, Count };
 constexpr int kFormats = static_cast<int>(Format::Count);
 constexpr int kLanes = 16;  // output rows of a panel
 

@@ -3,7 +3,7 @@
 // instruction set.
 //
 //   32 values a block:   isum = sum of wq * aq, exact
-//                        acc = fma(isum - zero * asum, dw * da, acc)
+//                        acc = fma(isum - zero * asum, dw * da, acc); zero: of the format, in Q4_Z of the block
 //                        affine formats: acc = fma(mw, sa, acc)
 //   256 values a block:  its eight runs of 32 as above, dw = d * scale, mw = -least * offset
 //                        (Q6_K: isum = scale0 * isum of the first half + scale1 * isum of the second, dw = d)
@@ -71,6 +71,21 @@ struct Block32 {
         acc = fma(to_float(sum), d * set1(*a.d), acc);
         if constexpr (IsAffine) acc = fma(offset, set1(*a.s), acc);
         return acc;
+    }
+};
+
+// Q4_Z: a scale, and the quant that stands for zero.
+struct Block32Zero {
+    using Q = Nibbles;
+    static constexpr bool kHalves = false;
+    static constexpr int kRuns = 1, kBytes = Q::kBytes + 32 + 16;
+    VF d;
+    VI zero_quant;
+    HR_MEMBER Block32Zero(const uint8_t* tile, int)
+        : d(load_half((const uint16_t*)(tile + Q::kBytes))), zero_quant(load_u8(tile + Q::kBytes + 32)) {}
+    HR_MEMBER VF add(VF acc, VI first, VI second, Run a) const {
+        const VI sum = first + second - zero_quant * seti(*a.sum);
+        return fma(to_float(sum), d * set1(*a.d), acc);
     }
 };
 
@@ -338,6 +353,7 @@ void each_quantised(Call f) {
     f.template operator()<Block256Affine<Nibbles>, F::Q4_K>();
     f.template operator()<Block256Affine<Fives>, F::Q5_K>();
     f.template operator()<Block256Signed, F::Q6_K>();
+    f.template operator()<Block32Zero, F::Q4_Z>();
 }
 
 }  // namespace lin

@@ -16,7 +16,7 @@ import pytest
 
 from headrace.backends import Backend, Limits
 from headrace.backends.registry import backend_named
-from headrace.base.formats import FORMATS, Format
+from headrace.base.formats import COMPUTED, FORMATS, Format
 from headrace.program import Part, Program, Recorder, Rope, Value, Weight, WeightData
 from headrace.quant.blocks import dequantize, pack_random, quantize
 from steps import World
@@ -275,7 +275,7 @@ def test_ops(backend: Backend, case: Case) -> None:
     check(backend, case)
 
 
-@pytest.mark.parametrize("fmt", [f for f in FORMATS.values() if f.block <= 32], ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", [f for f in COMPUTED.values() if f.block <= 32], ids=lambda f: f.name)
 def test_linear_in_every_format(backend: Backend, fmt: Format) -> None:
     case = next(c for c in CASES if c.name == "linear")
     check(backend, case, {"a": fmt})

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import _native as native
-from headrace.base.formats import FORMATS
+from headrace.base.formats import COMPUTED as FORMATS
 from headrace.quant import blocks
 
 Array = npt.NDArray[np.float32]

@@ -14,9 +14,9 @@ class Format:
     """One way to store numbers.
 
     name: lower case, as in ``"q4_1"``.
-    block: values in a block (1 for plain floats).
+    block: values in a block (1 for plain numbers).
     bytes: bytes a block takes.
-    ggml_type: the type number in a GGUF file.
+    ggml_type: the type number in a GGUF file; -1 for what GGUF doesn't have.
     """
 
     name: str
@@ -49,6 +49,13 @@ _ALL = (
 )
 
 FORMATS: dict[str, Format] = {f.name: f for f in _ALL}
+"""What weights of GGUF files are made of."""
+Q4_Z = Format("q4_z", 32, 19, -1)
+"""Four bits with a zero point of their own, in which other libraries' checkpoints are kept exactly."""
+COMPUTED: dict[str, Format] = {**FORMATS, Q4_Z.name: Q4_Z}
+"""What back ends compute with."""
+INTEGERS: dict[str, Format] = {name: Format(name, 1, size, -1) for name, size in (("i8", 1), ("i32", 4), ("i64", 8))}
+"""Parts of packed weights, which say nothing alone."""
 BY_GGML_TYPE: dict[int, Format] = {f.ggml_type: f for f in _ALL}
 
 F32, F16, BF16 = FORMATS["f32"], FORMATS["f16"], FORMATS["bf16"]

@@ -40,6 +40,7 @@ LAYOUTS: dict[str, np.dtype[Any]] = {
     "q4_k": np.dtype([_F16, _MIN, _SIXES, ("qs", "u1", 128)]),
     "q5_k": np.dtype([_F16, _MIN, _SIXES, ("qh", "u1", 32), ("qs", "u1", 128)]),
     "q6_k": np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), _F16]),
+    "q4_z": np.dtype([_F16, ("zero", "u1"), _NIBBLES]),  # ours: value = (quant - zero) * d
 }
 
 _FLOAT_FIELDS = ("d", "m")
@@ -82,6 +83,8 @@ def pack_random(format: Format, rows: int, columns: int, rng: np.random.Generato
     blocks["d"] = step * rng.uniform(0.5, 1.0, count)
     if low:
         blocks["m"] = low * rng.uniform(0.5, 1.0, count)
+    if "zero" in (blocks.dtype.names or ()):
+        blocks["zero"] &= 15
     return _as_rows(format, blocks, rows)
 
 
@@ -151,6 +154,10 @@ def _from_q5_1(blocks: _Blocks) -> Floats:
     return _fives(blocks).astype(np.float32) * _column(blocks, "d") + _column(blocks, "m")
 
 
+def _from_q4_z(blocks: _Blocks) -> Floats:
+    return (_nibbles(blocks["qs"]).astype(np.float32) - _column(blocks, "zero")) * _column(blocks, "d")
+
+
 def _from_q8_0(blocks: _Blocks) -> Floats:
     values: Floats = blocks["qs"].astype(np.float32) * _column(blocks, "d")
     return values
@@ -216,6 +223,7 @@ _UNPACK: dict[str, Callable[[_Blocks], Floats]] = {
     "q4_k": _from_q4_k,
     "q5_k": _from_q5_k,
     "q6_k": _from_q6_k,
+    "q4_z": _from_q4_z,
 }
 
 
@@ -298,4 +306,5 @@ _RANDOM_SCALE: dict[str, tuple[float, float]] = {
     "q4_k": (0.0005, 0.004),
     "q5_k": (0.00025, 0.004),
     "q6_k": (0.0001, 0),
+    "q4_z": (0.02, 0),
 }

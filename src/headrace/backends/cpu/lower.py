@@ -24,7 +24,7 @@ Kinds = frozenset[str]
 
 INPUT_KIND = {
     **dict.fromkeys(("f32", "f16", "bf16"), "f32"),
-    **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"), "q32"),
+    **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "q4_z"), "q32"),
 }
 LINEARS = ("linear", "qkv", "route")
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
