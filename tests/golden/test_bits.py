@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import packings
 import tiny
 from headrace.backends import Limits
 from headrace.base.formats import FORMATS
@@ -89,6 +90,19 @@ def test_formats(name: str, tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "tiny.gguf", dict.fromkeys(MIXED, name), seed=5)
     model = hashed(path.read_bytes())
     check(f"format {name}", model, lambda isa: logits(path, tiny.VOCAB, ids(tiny.VOCAB), isa), ISAS)
+
+
+def test_packed_by_another_library(tmp_path: Path) -> None:
+    tensors: packings.Arrays = {}
+    for name, a in tiny.arrays("llama").items():
+        module = name.removesuffix(".weight")
+        packs = module != name and a.ndim == 2 and "layers" in name
+        tensors |= packings.awq(module, packings.rounded(a, 32)) if packs else {name: a}
+    scheme = {"quant_method": "awq", "bits": 4, "group_size": 32}
+    config = tiny.config("llama") | {"max_position_embeddings": 512, "quantization_config": scheme}
+    path = packings.write(tmp_path / "awq", config, tensors)
+    model = hashed((path / "model.safetensors").read_bytes())
+    check("format q4_z", model, lambda isa: logits(path, tiny.VOCAB, ids(tiny.VOCAB), isa), ISAS)
 
 
 def test_a_real_model(smollm2: Path) -> None:

@@ -153,7 +153,7 @@ def entry(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (entry(dtype="I64"), "dtype 'I64' is not supported"),
+        (entry(dtype="F64"), "dtype 'F64' is not supported"),
         (entry(dtype=None), "dtype None"),
         (entry(dtype=["F32"]), "dtype"),
         (entry(shape=[4]), "takes 8 bytes"),

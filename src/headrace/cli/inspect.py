@@ -45,6 +45,7 @@ def _facts(about: Description, prepared: Any) -> dict[str, Any]:
         "architecture": config.architecture,
         "values": about.values,
         "bytes": about.bytes,
+        **({"quantised": about.scheme} if about.scheme else {}),
         "bits_a_value": f"{8 * about.bytes / max(about.values, 1):.2f}",
         "layers": config.layers,
         "width": config.dim,

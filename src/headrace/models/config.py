@@ -70,7 +70,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 # Keys of config.json that ask for something that isn't done: harmless values, and what it is called.
 REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("quantization_config", ({},), "a checkpoint quantised by another library"),
+    ("quantization_config", ({},), "a configuration alone of a checkpoint quantised by another library"),
     ("kv_lora_rank", (0,), "multi-head latent attention (MLA)"),
     ("attention_sinks", (False, 0), "attention with sinks"),
     ("use_bidirectional_attention", (False,), "bidirectional attention"),

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from headrace.backends import Backend, Executor, Limits
 from headrace.base.errors import BadModelFile
-from headrace.base.formats import F32, Format
+from headrace.base.formats import COMPUTED, F32, Format
 from headrace.base.log import log
 from headrace.base.settings import PAGE
 from headrace.models import Config, Entry, Model, Source, describe, leftovers
@@ -26,6 +26,7 @@ from headrace.program import Layout, Part, Program, WeightData, WeightSource
 from headrace.program.cost import kv_bytes_per_token
 from headrace.quant.blocks import check_finite, dequantize
 from headrace.runtime.encoded import Encoded, Formats, draft_formats, in_formats, served_formats
+from headrace.runtime.packed import understood
 from headrace.weights import Checkpoint, Tensor, open_checkpoint
 
 Bytes = NDArray[np.uint8]
@@ -112,7 +113,7 @@ def prepare(source: Path | Checkpoint, quantization: str | None = None) -> Prepa
     quantization: what float weights become as they are loaded, as `headrace quantize` with its `plain` method has it.
     Raises `BadModelFile` with the tensor and what was expected of it, `SettingError` for a model quantised otherwise.
     """
-    checkpoint = open_checkpoint(source) if isinstance(source, Path) else source
+    checkpoint = understood(open_checkpoint(source) if isinstance(source, Path) else source)
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
     model = describe(checkpoint.config, checkpoint.kind, shapes, str(checkpoint.path))
     model = _with_rope_factors(checkpoint, model)
@@ -172,6 +173,7 @@ def _check(checkpoint: Checkpoint, model: Model) -> None:
         for source in entry.sources:
             _check_source(checkpoint, source)
     fatal, stray = leftovers(checkpoint.tensors, model.table, KNOWN)
+    fatal = [name for name in fatal if not _adds_nothing(checkpoint.tensors[name])]
     if fatal:
         architecture = model.config.architecture
         raise BadModelFile(
@@ -188,12 +190,19 @@ def _check(checkpoint: Checkpoint, model: Model) -> None:
         log.warning("%s: %d tensors that the model doesn't use are ignored: %s", checkpoint.path, len(stray), shown)
 
 
+def _adds_nothing(tensor: Tensor) -> bool:
+    """A bias of zeros, as libraries that quantise leave them where a model has none."""
+    return tensor.name.endswith(".bias") and tensor.format.block == 1 and not tensor.data.any()
+
+
 def _check_source(checkpoint: Checkpoint, source: Source) -> None:
     tensor = checkpoint.tensors.get(source.tensor)
     if tensor is None:
         raise BadModelFile(checkpoint.path, f"is missing; expected shape {source.shape}", tensor=source.tensor)
     if tensor.shape != source.shape:
         raise BadModelFile(tensor.file, f"expected shape {source.shape}, found {tensor.shape}", tensor=tensor.name)
+    if tensor.format.name not in COMPUTED:
+        raise BadModelFile(tensor.file, f"{tensor.format.name} alone is no weight's format", tensor=tensor.name)
 
 
 class CheckpointWeights:

@@ -6,7 +6,7 @@ Owes: one shape for both kinds. Does not know how they are read, what the tensor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,11 +34,39 @@ class Tensor:
     file: Path
     data: Bytes
 
+    @property
+    def stored(self) -> tuple[Bytes, ...]:
+        """Where it lies in mapped files."""
+        return (self.data,)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in the files."""
+        return sum(data.nbytes for data in self.stored)
+
     def rows(self) -> Bytes:
         """uint8 [product of all dimensions but the last, bytes a row]; still a view."""
         columns = self.shape[-1] if self.shape else 1
         width = self.format.row_bytes(columns)
         return self.data.reshape(self.data.size // width if width else 0, width)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedTensor(Tensor):
+    """A matrix that a file holds in several parts: quants, scales, perhaps zero points.
+
+    data: of the part that is largest. unpack: makes the rows in `format`, anew each time.
+    """
+
+    parts: Mapping[str, Tensor]
+    unpack: Callable[[Mapping[str, Tensor]], Bytes]
+
+    @property
+    def stored(self) -> tuple[Bytes, ...]:
+        return tuple(part.data for part in self.parts.values())
+
+    def rows(self) -> Bytes:
+        return self.unpack(self.parts)
 
 
 class Checkpoint:
@@ -49,7 +77,10 @@ class Checkpoint:
     config: the metadata of a GGUF file as it is, or the parsed config.json.
     tensors: by name, in the order of the file.
     generation: the parsed generation_config.json, or empty.
+    scheme: how matrices of several parts are quantised, for people to read; "" where there are none.
     """
+
+    scheme = ""
 
     def __init__(
         self,
@@ -83,12 +114,18 @@ class Checkpoint:
             digest.update(tensor.data[middle : middle + _SAMPLE_BYTES].data)
         return digest.hexdigest()
 
+    def understood(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], scheme: str) -> Checkpoint:
+        """The same files with parts put together: what they are in the words of plain checkpoints."""
+        made = Checkpoint(self.kind, self.path, config, tensors, self._files, self.generation)
+        made.scheme = scheme
+        return made
+
     def release(self, tensor: Tensor) -> None:
         """Drop the tensor's pages from memory once it has been repacked; its view stays valid and reads the file."""
-        for file, _ in self._files:
-            if file.contains(tensor.data):
-                file.release(tensor.data)
-                return
+        for data in tensor.stored:
+            file = next((file for file, _ in self._files if file.contains(data)), None)
+            if file:
+                file.release(data)
 
     def close(self) -> None:
         """Forget everything read; arrays that somebody still holds keep their mapping alive."""

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from headrace.weights.checkpoint import Checkpoint, Kind, Tensor
@@ -36,12 +37,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """name, architecture: as the checkpoint calls itself, or empty. files: that hold tensors. groups: largest first."""
+    """name, architecture: as the checkpoint calls itself, or empty. scheme: as in `Checkpoint`.
+
+    files: that hold tensors. groups: largest first.
+    """
 
     path: Path
     kind: Kind
     name: str
     architecture: str
+    scheme: str
     files: int
     tensors: int
     values: int
@@ -60,10 +65,11 @@ def describe(checkpoint: Checkpoint) -> Description:
         kind=checkpoint.kind,
         name=_text(checkpoint.config.get("general.name", checkpoint.config.get("_name_or_path"))),
         architecture=_architecture(checkpoint),
+        scheme=checkpoint.scheme,
         files=len({tensor.file for tensor in tensors}),
         tensors=len(tensors),
         values=_values(tensors),
-        bytes=sum(tensor.data.nbytes for tensor in tensors),
+        bytes=sum(tensor.nbytes for tensor in tensors),
         groups=tuple(sorted(groups, key=lambda group: -group.bytes)),
     )
 
@@ -75,11 +81,11 @@ def group_of(name: str) -> str:
 
 def _group(name: str, tensors: list[Tensor]) -> Group:
     formats = Counter(tensor.format.name for tensor in tensors)
-    return Group(name, len(tensors), _values(tensors), sum(t.data.nbytes for t in tensors), dict(formats.most_common()))
+    return Group(name, len(tensors), _values(tensors), sum(t.nbytes for t in tensors), dict(formats.most_common()))
 
 
 def _values(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.data.nbytes // tensor.format.bytes * tensor.format.block for tensor in tensors)
+    return sum(prod(tensor.shape) for tensor in tensors)
 
 
 def _architecture(checkpoint: Checkpoint) -> str:

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.errors import BadModelFile, ModelNotFound
-from headrace.base.formats import BF16, F16, F32, Format
+from headrace.base.formats import BF16, F16, F32, INTEGERS, Format
 from headrace.weights.checkpoint import Checkpoint, Tensor
 from headrace.weights.mapped import MappedFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
+QUANTIZATION = "quantization_config"  # the key of a config.json
+# Where it is before libraries agreed on that key, and which of them wrote it.
+_BESIDE = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
-_DTYPES: dict[str, Format] = {"F32": F32, "F16": F16, "BF16": BF16}
+_DTYPES: dict[str, Format] = {"F32": F32, "F16": F16, "BF16": BF16} | {n.upper(): f for n, f in INTEGERS.items()}
 _HEADER_LIMIT = 100_000_000  # bytes; the limit of the reference implementation
 _JSON_LIMIT = 100_000_000  # bytes of a config or an index
 _RANK_LIMIT = 8
@@ -35,7 +38,7 @@ log = logging.getLogger(__name__)
 
 def read_safetensors(folder: Path) -> Checkpoint:
     """The checkpoint in a folder; BadModelFile if anything is wrong or missing."""
-    config = read_json(folder / CONFIG)
+    config = _with_quantization(folder, read_json(folder / CONFIG))
     generation = read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     index = _read_index(folder)
     names = [SINGLE] if index is None else list(dict.fromkeys(index.values()))
@@ -52,6 +55,14 @@ def read_safetensors(folder: Path) -> Checkpoint:
 
 
 # --- the folder -----------------------------------------------------------------------------------------------------
+
+
+def _with_quantization(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with what a file of its own says of quantisation."""
+    for name, method in _BESIDE.items():
+        if not config.get(QUANTIZATION) and (folder / name).is_file():
+            return config | {QUANTIZATION: {"quant_method": method} | read_json(folder / name)}
+    return config
 
 
 def _read_index(folder: Path) -> dict[str, str] | None:

@@ -1,0 +1,75 @@
+"""AWQ checkpoints (AutoAWQ's GEMM layout): four bits, packed along the outputs in the order of its kernels.
+
+qweight int32 [inputs, outputs / 8], qzeros int32 [groups, outputs / 8], scales [groups, outputs]. From the lowest bits
+up a word holds outputs 0, 2, 4, 6, 1, 3, 5, 7 of its eight. value = (quant - zero) * scale.
+Source: casper-hansen/AutoAWQ, awq/modules/linear/gemm.py and awq/utils/packing_utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.base.formats import Q4_Z
+from headrace.quant.blocks import Bytes
+from headrace.quant.config import one_of, whole
+from headrace.quant.packed import FLOATS, RUN, Outline, Parts, Unfit, expect, grouped, integers, made, matrix, scales_of
+
+LOW, HIGH = (0, 4, 1, 5), (2, 6, 3, 7)  # outputs in the low and in the high halves of a word's bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    about: str
+    group: int
+    parts: ClassVar[Mapping[str, bool]] = {"qweight": True, "scales": True, "qzeros": True}
+    unused: ClassVar[frozenset[str]] = frozenset()
+
+    def outline(self, parts: Parts) -> Outline:
+        inputs, words = matrix(parts, "qweight", "i32")
+        groups = matrix(parts, "scales", *FLOATS)[0]
+        group = grouped(inputs, groups, self.group, "scales")
+        expect(parts, "scales", (groups, 8 * words), *FLOATS)
+        expect(parts, "qzeros", (groups, words), "i32")
+        return Outline((8 * words, inputs), Q4_Z, group)
+
+    def rows(self, parts: Parts, outline: Outline) -> Bytes:
+        scales = np.ascontiguousarray(scales_of(parts, "scales").T)
+        zeros = np.ascontiguousarray(_unpacked(integers(parts["qzeros"])).T)
+        return made(outline, _paired(integers(parts["qweight"])), scales, zeros)
+
+
+def _unpacked(words: NDArray[Any]) -> NDArray[np.uint8]:
+    """uint32 [n, outputs / 8] -> uint8 [n, outputs]."""
+    packed = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
+    values = np.empty((*words.shape, 8), np.uint8)
+    values[..., LOW], values[..., HIGH] = packed & 15, packed >> 4
+    return values.reshape(len(words), -1)
+
+
+def _paired(words: NDArray[Any]) -> NDArray[np.uint8]:
+    """uint32 [inputs, outputs / 8] -> the bytes of blocks, uint8 [outputs, inputs / 32, 16]."""
+    packed = np.ascontiguousarray(words).view(np.uint8)
+    first, second = packed.reshape(-1, 2, RUN // 2, words.shape[1], 4).swapaxes(0, 1)
+    out = np.empty((words.shape[1], 8, len(words) // RUN, RUN // 2), np.uint8)
+    out[:, LOW] = ((first & 15) | (second << 4)).transpose(2, 3, 0, 1)
+    out[:, HIGH] = ((first >> 4) | (second & 0xF0)).transpose(2, 3, 0, 1)
+    return out.reshape(-1, len(words) // RUN, RUN // 2)
+
+
+def scheme(config: Mapping[str, Any]) -> Awq:
+    """From a quantization_config, or a quant_config.json. Raises `Unfit` for what is not supported."""
+    bits = whole(config, "bits", 1, 8, "w_bit")
+    if bits != 4:
+        raise Unfit("", f"bits = {bits}: AWQ is supported with 4 bits")
+    version = config.get("version")
+    if not isinstance(version or "", str) or (version or "gemm").lower() != "gemm":
+        raise Unfit("", f"version = {version!r:.60} is not supported, only gemm")
+    one_of(config, "backend", ("autoawq",), "autoawq")
+    one_of(config, "zero_point", (True,), True)
+    group = whole(config, "group_size", -1, 1 << 20, "q_group_size")
+    return Awq(f"AWQ, 4 bits, {'whole rows' if group == -1 else f'groups of {group}'}", group)

@@ -1,0 +1,111 @@
+"""GPTQ checkpoints (AutoGPTQ, GPTQModel): quants along the inputs, a zero point and a scale for each group.
+
+qweight int32 [inputs * bits / 32, outputs]: values of consecutive inputs, the first in the lowest bits. qzeros int32
+[groups, outputs * bits / 32]: zero points of consecutive outputs, less one in format v1 (`checkpoint_format` "gptq"),
+as they are in v2. scales [groups, outputs]. g_idx int32 [inputs]: each input's group. value = (quant - zero) * scale.
+Which modules are packed, the tensors themselves say: what `dynamic` leaves out has a plain weight.
+Sources: ModelCloud/GPTQModel, gptqmodel/nn_modules/qlinear; AutoGPTQ, auto_gptq/nn_modules/qlinear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.base.formats import Q4_Z
+from headrace.quant.blocks import Bytes
+from headrace.quant.config import one_of, whole
+from headrace.quant.packed import (
+    FLOATS,
+    Q4_0,
+    Q8_0,
+    RUN,
+    Outline,
+    Parts,
+    Unfit,
+    expect,
+    grouped,
+    integers,
+    made,
+    matrix,
+    nibbles,
+    paired,
+    scales_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """bits, group: None where modules differ and their shapes must tell. offset: added to zero points as stored."""
+
+    about: str
+    bits: int | None
+    group: int | None
+    symmetric: bool
+    offset: int
+    parts: ClassVar[Mapping[str, bool]] = {"qweight": True, "scales": True, "qzeros": True, "g_idx": False}
+    unused: ClassVar[frozenset[str]] = frozenset()
+
+    def outline(self, parts: Parts) -> Outline:
+        words, outputs = matrix(parts, "qweight", "i32")
+        groups = matrix(parts, "scales", *FLOATS)[0]
+        bits = self.bits or 32 * matrix(parts, "qzeros", "i32")[1] // outputs
+        if bits not in (4, 8):
+            raise Unfit("qweight", f"has {bits} bits a value; 4 and 8 are supported")
+        inputs = words * 32 // bits
+        group = grouped(inputs, groups, self.group, "scales")
+        expect(parts, "scales", (groups, outputs), *FLOATS)
+        if outputs * bits % 32:
+            raise Unfit("qweight", f"has {outputs} outputs, whose zero points fill no whole words")
+        expect(parts, "qzeros", (groups, outputs * bits // 32), "i32")
+        expect(parts, "g_idx", (inputs,), "i32")
+        if "g_idx" in parts and (integers(parts["g_idx"]) != np.arange(inputs) // group).any():
+            raise Unfit("g_idx", "the inputs of a group do not follow each other (act-order, desc_act): not supported")
+        return Outline((outputs, inputs), Q8_0 if bits == 8 else Q4_0 if self.symmetric else Q4_Z, group)
+
+    def rows(self, parts: Parts, outline: Outline) -> Bytes:
+        words = np.ascontiguousarray(integers(parts["qweight"]).T)
+        scales = np.ascontiguousarray(scales_of(parts, "scales").T)
+        zeros = self._zeros(integers(parts["qzeros"]), outline)
+        if outline.format is Q8_0:
+            signed = (words.view(np.uint8) ^ np.uint8(128)).view(np.int8)
+            return made(outline, signed.reshape(len(words), -1, RUN), scales)
+        return made(outline, paired(words), scales, zeros)
+
+    def _zeros(self, words: NDArray[Any], outline: Outline) -> NDArray[np.uint8]:
+        """uint8 [outputs, groups]."""
+        eight = outline.format is Q8_0
+        zeros = (np.ascontiguousarray(words).view(np.uint8) if eight else nibbles(words)) + np.uint8(self.offset)
+        middle = 128 if eight else 8
+        if outline.format is not Q4_Z and (zeros != middle).any():
+            raise Unfit("qzeros", f"holds zero points other than {middle}, which symmetric weights have: not supported")
+        if (zeros > 15).any() and not eight:
+            raise Unfit("qzeros", "holds 15, which format v1 (checkpoint_format 'gptq') has no meaning for")
+        return np.ascontiguousarray(zeros.T)
+
+
+def scheme(config: Mapping[str, Any]) -> Gptq:
+    """From a quantization_config, or a quantize_config.json. Raises `Unfit` for what is not supported."""
+    bits, group = whole(config, "bits", 2, 8), whole(config, "group_size", -1, 1 << 20)
+    format = one_of(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    one_of(config, "pack_dtype", ("int32",), "int32")
+    one_of(config, "is_marlin_format", (False,), False)
+    symmetric = one_of(config, "sym", (True, False), True)
+    rules = config.get("dynamic") or {}
+    if not isinstance(rules, Mapping):
+        raise Unfit("", f"dynamic must be an object, not {rules!r:.60}")
+    differ = any(not str(rule).startswith("-:") for rule in rules)
+    if bits not in (4, 8) and not differ:
+        raise Unfit("", f"bits = {bits}: GPTQ is supported with 4 and 8 bits")
+    groups = "whole rows" if group == -1 else f"groups of {group}"
+    return Gptq(
+        about=f"GPTQ, {bits} bits, {groups}" + (", modules differ" if differ else ""),
+        bits=None if differ else bits,
+        group=None if differ else group,
+        symmetric=bool(symmetric) and not differ,
+        offset=1 if format == "gptq" else 0,
+    )
