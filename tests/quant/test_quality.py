@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.quant import quality
@@ -30,6 +30,7 @@ def logits(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return one, other, rng.integers(vocab, size=rows).astype(np.int32)
 
 
+@settings(deadline=None)
 @given(logits(), st.integers(1, 200))
 def test_every_row_is_what_the_definitions_say(given: tuple[np.ndarray, np.ndarray, np.ndarray], at_once: int) -> None:
     one, other, ids = given
@@ -48,6 +49,7 @@ def test_every_row_is_what_the_definitions_say(given: tuple[np.ndarray, np.ndarr
         assert found.agreed[row] == (p.index(max(p)) == q.index(max(q)))
 
 
+@settings(deadline=None)
 @given(logits())
 def test_no_model_is_far_from_itself(given: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     found = compare(given[0], given[0], given[2])

@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fake_engine import FakeEngine
 
 from headrace.engine.loading import TextSide
 from headrace.serve.api.service import AppSettings
 from headrace.serve.app import App
+from headrace.weights.report import Quality
 
 pytest_plugins = ["serve_fixtures"]
 
@@ -180,3 +182,15 @@ async def test_the_cards_of_models(engine: FakeEngine) -> None:
     assert (card["root"], card["parent"], card["max_model_len"]) == ("tiny.gguf", None, 64)
     assert card["permission"][0]["allow_sampling"] is True
     assert (card["meta"]["n_ctx_train"], card["meta"]["n_vocab"]) == (128, engine.tokenizer.vocab_size)
+    assert "quality" not in card
+
+
+async def test_the_card_of_a_model_that_was_measured(engine: FakeEngine) -> None:
+    known = Quality(perplexity=9.5, kl_mean=0.1, kl_p99=0.5, top1=0.9, against="x.gguf", text="y", tokens=10)
+    engine = FakeEngine(engine.tokenizer, engine.template, quality=known)
+    app = App(engine, AppSettings(names=("tiny",)))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app.asgi), base_url="http://test") as client:
+        card = (await client.get("/v1/models/tiny")).json()
+        shapes = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    assert card["quality"] == msgspec.to_builtins(known)
+    assert set(shapes["Quality"]["properties"]) == set(card["quality"])

@@ -25,9 +25,11 @@ from headrace.base.settings import PAGE, EngineSettings
 from headrace.bench.offline import opened
 from headrace.bench.step import StepBench
 from headrace.engine.llm import LLM
+from headrace.engine.loading import find
 from headrace.program import Step
 from headrace.quant.quality import F32, F64, Ids, Mean, compare, negative_log_likelihood
 from headrace.text import Tokenizer
+from headrace.weights.report import MOST_NAME, Quality, save_quality
 
 LOGITS_BYTES = 1 << 26
 Window = list[int]
@@ -129,6 +131,16 @@ def evaluate(
     return {"rows": rows, "windows": len(text), "ids_sha256": _digest(text)}
 
 
+def save(variant: Variant, row: dict[str, Any], against: Variant, text: str) -> Path:
+    """A row of `evaluate` into the report beside the variant's model, whose path is returned."""
+    quality = Quality(
+        **{name: row[name] for name in ("perplexity", "kl_mean", "kl_p99", "top1", "tokens")},
+        against=against.name[:MOST_NAME],
+        text=text[:MOST_NAME],
+    )
+    return save_quality(find(variant.settings), row["identity"], quality)
+
+
 class _Opened:
     """A loaded model that predicts windows."""
 
@@ -173,6 +185,7 @@ class _Opened:
             "name": self.variant.name,
             "model": self.variant.settings.model,
             "settings": self.variant.given,
+            "identity": self._llm.engine.identity,
             "bytes": info.weight_bytes,
             "bits": 8 * info.weight_bytes / info.parameters,
             "kv_bytes_a_token": info.page_bytes / PAGE,

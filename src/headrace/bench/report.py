@@ -57,11 +57,16 @@ def machine() -> dict[str, Any]:
 def write(path: Path, bench: str, settings: Mapping[str, Any], results: Any) -> None:
     """A JSON file: the bench, the machine, the settings and the results. SettingError if it cannot be written."""
     told = {"bench": bench, "machine": machine(), "settings": dict(settings), "results": results}
+    write_text(path, json.dumps(told, indent=1) + "\n", "json")
+
+
+def write_text(path: Path, text: str, param: str) -> None:
+    """A file, and its folder if need be. SettingError, with `param`, if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(told, indent=1) + "\n")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise SettingError(f"results cannot be written to {path}: {error.strerror}", param="json") from None
+        raise SettingError(f"results cannot be written to {path}: {error.strerror}", param=param) from None
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

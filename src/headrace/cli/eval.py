@@ -11,10 +11,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from headrace.base.errors import SettingError
 from headrace.base.log import to_stderr
+from headrace.bench.plot import draw
 from headrace.bench.quality import Asked, Variant, evaluate
-from headrace.bench.report import table
+from headrace.bench.quality import save as kept
+from headrace.bench.report import table, write_text
 from headrace.cli.bench import JsonOption, keep
+from headrace.cli.terminal import note
 from headrace.runtime.quantize import MOST_CHARACTERS, MOST_TOKENS
 from headrace.runtime.texts import MANUAL, manual, of_file
 
@@ -40,7 +44,19 @@ def run(
     text: Annotated[Path | None, typer.Option(help="A text file.", show_default="Python's manual")] = None,
     tokens: Annotated[int, typer.Option(min=2, max=MOST_TOKENS, help="How much of it is read.")] = _DEFAULT.tokens,
     context: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = _DEFAULT.context,
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT,...",
+            help="Measure MODEL rounded to each of these as it is loaded, against itself if not --against another.",
+        ),
+    ] = None,
     speed: Annotated[bool, typer.Option(help="Also measure speeds.")] = _DEFAULT.speed,
+    save: Annotated[
+        bool,
+        typer.Option("--save", help="Keep the figures beside each model; when it is served, /v1/models tells them."),
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw quality over size and speed.")] = None,
     json: JsonOption = None,
 ) -> None:
     """Measure models on a text."""
@@ -48,16 +64,38 @@ def run(
     most = tokens * MOST_CHARACTERS
     words = of_file(text, most, "text") if text else manual()[:most]
     asked = Asked(words, tokens, context, speed)
+    if formats is not None:
+        models, against = _rounded(models, formats), against or models[0]
     variants = [Variant.of(model, context) for model in models]
     reference = None if against is None else Variant.of(against, context)
+    if save and reference is None:
+        raise SettingError("save: figures are kept beside those of a reference; say which with --against", param="save")
     with _bar(tokens * len(variants)) as done:
         found = evaluate(variants, reference, asked, done)
-    named = str(text) if text else MANUAL
+    named = text.name if text else MANUAL
     print(f"{found['rows'][-1]['tokens']:,} tokens of {named}, in windows of {context}\n")
     print(table(shown(found["rows"])))
     print("\n" + LEGEND)
     settings = {"models": models, "against": against, "text": named, "tokens": tokens, "context": context}
     keep(json, "eval", settings, found)
+    if plot is not None:
+        write_text(plot, draw(found["rows"], named), "plot")
+        note(f"written: {plot}")
+    if save and reference is not None:
+        _save(variants, found["rows"][1:], reference, named)
+
+
+def _save(variants: Sequence[Variant], rows: Sequence[dict[str, Any]], against: Variant, text: str) -> None:
+    written = [kept(variant, row, against, text) for variant, row in zip(variants, rows, strict=True)]
+    for path in dict.fromkeys(written):
+        note(f"written: {path}")
+
+
+def _rounded(models: Sequence[str], formats: str) -> list[str]:
+    """Each model in each format."""
+    if len(models) > 1:
+        raise SettingError("formats: one model at a time; write MODEL,quantization=FORMAT for others", param="formats")
+    return [f"{models[0]},quantization={name}" for name in formats.split(",")]
 
 
 @contextmanager

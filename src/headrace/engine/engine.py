@@ -38,6 +38,7 @@ class Engine:
     """Sequences of requests on one model. Not thread-safe: one caller adds, aborts and steps.
 
     tokens: rows of a step at most. rates: the machine's, to tell how near to its roof the steps are.
+    identity: see the function of that name.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Engine:
         self.times = StepTimes(growth)
         bf16 = settings.dtype == "bfloat16"
         self.amounts = Amounts(model.program, model.sizes, growth, tokens, rates, bf16)
-        salt = f"{model.fingerprint}:{settings.backend}:{settings.dtype}:{info.kv_cache_dtype}"
-        self.scheduler = Scheduler(limits, salt=salt, pace=_pace(settings.max_inter_token_ms, self.times, tokens))
+        self.identity = identity(model.fingerprint, settings, info.kv_cache_dtype)
+        self.scheduler = Scheduler(
+            limits, salt=self.identity, pace=_pace(settings.max_inter_token_ms, self.times, tokens)
+        )
         self.runner = Runner(
             model.executor, max_num_seqs=settings.max_num_seqs, context=limits.context, vocab=info.vocab_size
         )
@@ -373,6 +376,11 @@ def _wire(entry: TokenLogprobs) -> WireLogprobs:
 def _pace(milliseconds: float | None, times: StepTimes, tokens: int) -> Pace | None:
     seconds = None if milliseconds is None else milliseconds / 1000
     return None if seconds == 0 else Pace(times, seconds, tokens)
+
+
+def identity(fingerprint: str, settings: EngineSettings, kv: str) -> str:
+    """What decides every bit of an answer besides its request. fingerprint: of the weights. kv: format of the cache."""
+    return f"{fingerprint}:{settings.backend}:{settings.dtype}:{kv}"
 
 
 def context_length(settings: EngineSettings, own: int) -> int:

@@ -17,12 +17,13 @@ from headrace.backends.registry import backend_named
 from headrace.base.errors import SettingError
 from headrace.base.settings import PAGE, EngineSettings
 from headrace.base.speculation import Speculation
-from headrace.engine.engine import Engine, context_length, page_count
+from headrace.engine.engine import Engine, context_length, identity, page_count
 from headrace.engine.messages import ModelInfo
 from headrace.engine.requests import OWN, own_defaults
 from headrace.runtime.load import Prepared, load_model, prepare
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.weights import Checkpoint, open_checkpoint, resolve
+from headrace.weights.report import quality_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def _generation_file(path: Path) -> dict[str, Any]:
 
 def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: int) -> Engine:
     """The engine of a model; closes its checkpoint. vocab_size: ids that the tokenizer knows; no other is drawn."""
-    start = time.perf_counter()
+    start, path = time.perf_counter(), checkpoint.path
     backend = backend_named(settings.backend, settings.isa, settings.dtype == "bfloat16", settings.kv_cache_dtype)
     generation = generation_of(settings, checkpoint)
     prepared = prepare(checkpoint, settings.weight_format)
@@ -119,6 +120,7 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
         trained_len=prepared.config.context,
         dim=prepared.config.dim,
         generation=generation,
+        quality=quality_of(path, identity(model.fingerprint, settings, backend.kv)),
     )
     return Engine(model, settings, info, limits.tokens, model.executor.rates() if settings.measure_roof else None)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.core.sampling import SamplingParams
 from headrace.text.grammar import Grammar, Vocabulary
+from headrace.weights.report import Quality
 
 # A token's log-probabilities on the wire: token, log-probability, rank, ((id, log-probability), ...).
 WireLogprobs = tuple[int, float, int, tuple[tuple[int, float], ...]]
@@ -214,7 +215,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     quantization: what float weights were rounded to as they were loaded. parameters: numbers in the model's file.
     trained_len: tokens of its own context. dim: width of its residual stream.
-    generation: sampling defaults, by the names of generation_config.json.
+    generation: sampling defaults, by the names of generation_config.json. quality: what was measured, if anything was.
     """
 
     name: str
@@ -235,6 +236,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     trained_len: int = 0
     dim: int = 0
     generation: dict[str, Any] = msgspec.field(default_factory=dict)
+    quality: Quality | None = None
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

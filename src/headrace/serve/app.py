@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import FastAPI
+from msgspec import UNSET
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -184,6 +185,7 @@ class App:
                 n_params=info.parameters,
                 size=info.weight_bytes,
             ),
+            quality=info.quality or UNSET,
         )
 
     async def health(self, request: Request) -> Response:

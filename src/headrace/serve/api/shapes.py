@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import UNSET, Struct, UnsetType
 
 from headrace.serve.watch.accounts import CostDetails, Timings
+from headrace.weights.report import Quality
 
 
 class PromptDetails(Struct, frozen=True, kw_only=True):
@@ -192,6 +193,8 @@ class ModelMeta(Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(Struct, frozen=True, kw_only=True):
+    """quality: as `headrace eval --save` measured it, of the very bits that are served."""
+
     id: str
     object: str = "model"
     created: int
@@ -201,6 +204,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     max_model_len: int
     permission: list[Permission]
     meta: ModelMeta
+    quality: Quality | UnsetType = UNSET
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
