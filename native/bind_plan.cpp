@@ -181,9 +181,10 @@ KvFormat kv_format(const std::string& name) {
 }
 
 Plan* make(const std::string& isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
-           int vocab, int chunk, std::vector<std::pair<int, int>> layers, const std::string& kv, const Plan* beside) {
+           int vocab, int chunk, std::vector<std::pair<int, int>> layers, const std::string& kv, const Plan* beside,
+           bool apart) {
     return new Plan(choose_kernels(isa.c_str()), threads, merge, {tokens, sequences, pages, context, vocab, chunk},
-                    std::move(layers), kv_format(kv), beside);
+                    std::move(layers), kv_format(kv), beside, apart);
 }
 
 }  // namespace
@@ -206,15 +207,15 @@ Built by one call an op in order; a value is a slice (buffer, first column, colu
 Every call raises ValueError when what it is given does not fit together.)")
         .def(nb::new_([](std::string isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
                          int vocab, int chunk, std::vector<std::pair<int, int>> layers, std::string kv,
-                         const Plan* beside) {
+                         const Plan* beside, bool apart) {
                  return make(isa, threads, merge, tokens, sequences, pages, context, vocab, chunk, std::move(layers),
-                             kv, beside);
+                             kv, beside, apart);
              }),
              "isa"_a, "threads"_a, "merge"_a, "tokens"_a, "sequences"_a, "pages"_a, "context"_a, "vocab"_a, "chunk"_a,
-             "layers"_a, "kv"_a = "float16", "beside"_a.none() = nullptr,
+             "layers"_a, "kv"_a = "float16", "beside"_a.none() = nullptr, "apart"_a = false,
              "isa: '' takes the best. chunk: logits rows at once. layers: (kv heads, head size) of each layer of the "
-             "KV cache. kv: its format, float16 or int8. beside: a plan whose KV cache and threads are used too; one "
-             "of the two runs at a time.")
+             "KV cache. kv: its format, float16 or int8. beside: a plan whose threads are used too, and its KV cache "
+             "unless apart; one of the two runs at a time.")
         .def("route_to", &Plan::route_to, "choices"_a,
              "Experts a row may choose at most; before slot buffers are made.")
         .def("buffer", &Plan::buffer, "width"_a, "extent"_a, "A new buffer's number.")

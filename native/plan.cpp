@@ -68,14 +68,14 @@ class Busy {
 }  // namespace
 
 Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers,
-           KvFormat kv, const Plan* beside)
+           KvFormat kv, const Plan* beside, bool apart)
     : kernels_(kernels),
       limits_(limits),
       merge_(merge),
       ids_(limits.vocab),
       company_(threads),
+      cache_(beside && !apart ? beside->cache_ : std::make_shared<Arena>()),
       common_(beside ? beside->common_ : std::make_shared<Common>(threads)),
-      cache_(common_->cache),
       busy_(common_->busy),
       pool_(common_->pool) {
     require(limits.tokens > 0 && limits.sequences > 0 && limits.pages > 0 && limits.context > 0 && limits.vocab > 0 &&
@@ -92,20 +92,20 @@ Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, s
         page_bytes_ += kv_heads * head_page_bytes(head_dim, kv);
         partials_.width = std::max(partials_.width, row_result(head_dim));
     }
-    if (beside)
+    if (beside) require(threads == beside->threads(), "plans beside each other have the same threads");
+    if (beside && !apart)
         require(page_bytes_ == beside->page_bytes_ && limits.pages == beside->limits_.pages &&
-                    threads == beside->threads() &&
                     std::equal(layers.begin(), layers.end(), beside->layers_.begin(), beside->layers_.end(),
                                [&](const auto& one, const Layer& other) {
                                    return one.first == other.kv_heads && one.second == other.head_dim &&
                                           other.format == kv;
                                }),
-                "plans beside each other have the same layers, pages, format of pages and threads");
+                "plans of one cache have the same layers, pages and format of pages");
     else
-        cache_ = Arena(page_bytes_ * limits.pages);
+        *cache_ = Arena(page_bytes_ * limits.pages);
     size_t at = 0;
     for (auto [kv_heads, head_dim] : layers) {
-        layers_.push_back({cache_.data() + at, page_bytes_, kv_heads, head_dim, kv});
+        layers_.push_back({cache_->data() + at, page_bytes_, kv_heads, head_dim, kv});
         at += kv_heads * head_page_bytes(head_dim, kv);
     }
     if (!layers.empty()) partials_.room = kPartialBytes / (sizeof(float) * partials_.width);
@@ -474,7 +474,7 @@ void Plan::work(int thread) {
 void Plan::prepare_pages(const StepArrays& step, int thread) {
     if (step.fresh.empty() && step.copies.empty()) return;
     const size_t from = page_bytes_ * thread / live_.threads, bytes = page_bytes_ * (thread + 1) / live_.threads - from;
-    const auto at = [&](int32_t page) { return cache_.data() + page * page_bytes_ + from; };
+    const auto at = [&](int32_t page) { return cache_->data() + page * page_bytes_ + from; };
     for (size_t i = 0; i < step.copies.size(); i += 2) memmove(at(step.copies[i + 1]), at(step.copies[i]), bytes);
     for (int32_t page : step.fresh) memset(at(page), 0, bytes);
     pool_.barrier(thread);

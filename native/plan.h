@@ -21,10 +21,10 @@ using PieceRef = std::tuple<const Packed*, int, int>;  // a packed matrix, its f
 class Plan {
   public:
     // layers: (kv heads, head size) of each layer of the KV cache, kv: its format. merge: row ops that follow each
-    // other share a phase. beside: a plan whose KV cache and threads this one uses too, instead of its own; one of the
-    // two runs at a time.
+    // other share a phase. beside: a plan whose threads this one uses too, instead of its own, and its KV cache unless
+    // it has one apart; one of the two runs at a time.
     Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers,
-         KvFormat kv, const Plan* beside = nullptr);
+         KvFormat kv, const Plan* beside = nullptr, bool apart = false);
 
     // ---- building; extents of results decide where a phase goes: those of logits rows run last, in chunks
     void route_to(int choices);  // experts a row may choose at most; before slot buffers are made
@@ -86,7 +86,6 @@ class Plan {
 
     struct Common {  // of all plans beside each other
         explicit Common(int threads) : pool(threads) {}
-        Arena cache;
         std::atomic<bool> busy{false};
         Pool pool;
     };
@@ -128,8 +127,8 @@ class Plan {
     Live live_;
     int blocks_ = 0;  // of rows, of the last step
     Company company_;
+    std::shared_ptr<Arena> cache_;
     std::shared_ptr<Common> common_;  // last: its threads end before what they use
-    Arena& cache_;
     std::atomic<bool>& busy_;
     Pool& pool_;
 };

@@ -56,9 +56,11 @@ def write_tiny(
     seed: int = 0,
     layers: int = 2,
     kv_heads: int = 2,
+    context: int = 2048,
+    vocab: int = VOCAB,
     edit: Callable[[str, np.ndarray], None] | None = None,
 ) -> Path:
-    """A GGUF of architecture llama: width 256, 4 heads of 64, MLP 512, a context of 2,048.
+    """A GGUF of architecture llama: width 256, 4 heads of 64, MLP 512. vocab: only the first so many tokens.
 
     edit: changes the matrix of a name in place, before it is quantised (not for K formats).
     """
@@ -67,7 +69,7 @@ def write_tiny(
     w = gguf.GGUFWriter(str(path), "llama")
     w.add_name("tiny")
     w.add_block_count(layers)
-    w.add_context_length(2048)
+    w.add_context_length(context)
     w.add_embedding_length(dim)
     w.add_feed_forward_length(hidden)
     w.add_head_count(heads)
@@ -75,7 +77,7 @@ def write_tiny(
     w.add_rope_dimension_count(head)
     w.add_rope_freq_base(10000.0)
     w.add_layer_norm_rms_eps(1e-5)
-    _tokenizer(w)
+    _tokenizer(w, vocab)
 
     def matrix(name: str, group: str, rows: int, columns: int) -> None:
         form = FORMATS[formats[group]]
@@ -91,7 +93,7 @@ def write_tiny(
     def vector(name: str, n: int) -> None:
         w.add_tensor(name, (1 + 0.1 * rng.standard_normal(n)).astype(np.float32))
 
-    matrix("token_embd.weight", "embed", VOCAB, dim)
+    matrix("token_embd.weight", "embed", vocab, dim)
     for i in range(layers):
         vector(f"blk.{i}.attn_norm.weight", dim)
         matrix(f"blk.{i}.attn_q.weight", "qk", heads * head, dim)
@@ -110,7 +112,7 @@ def write_tiny(
     return path
 
 
-def _tokenizer(w: gguf.GGUFWriter) -> None:
+def _tokenizer(w: gguf.GGUFWriter, vocab: int) -> None:
     alphabet = byte_alphabet()
     space, letters = alphabet[32], "etaoinshrdlucmfwypvbgk"
     merges = [f"{space} {c}" for c in letters] + [
@@ -122,9 +124,9 @@ def _tokenizer(w: gguf.GGUFWriter) -> None:
     kinds = [3] * len(CONTROL) + [1] * (len(alphabet) + len(pairs))
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("gpt-2")
-    w.add_token_list(tokens)
-    w.add_token_types(kinds + [5] * (VOCAB - len(kinds)))
-    w.add_token_merges(list(dict.fromkeys(merges)))
+    w.add_token_list(tokens[:vocab])
+    w.add_token_types((kinds + [5] * (VOCAB - len(kinds)))[:vocab])
+    w.add_token_merges([m for m in dict.fromkeys(merges) if m.replace(" ", "") in tokens[:vocab]])
     w.add_bos_token_id(0)
     w.add_eos_token_id(2)
     w.add_add_bos_token(False)

@@ -72,7 +72,9 @@ class Recorder:
 
     def __init__(self, path: Path, vocab: int = ALL_IDS, **settings: Any) -> None:
         all_settings = EngineSettings.of(str(path), **({"max_model_len": 440, "max_num_seqs": 6} | settings))
-        self.engine: Engine = load_engine(all_settings, open_checkpoint(path), vocab)
+        draft = (all_settings.speculative_config or {}).get("model")
+        known = None if draft is None else (draft, vocab)
+        self.engine: Engine = load_engine(all_settings, open_checkpoint(path), vocab, known)
         self.engine.runner.keep_logits = True
         self._run = self.engine.runner.run
         self.engine.runner.run = self._recording  # type: ignore[method-assign]

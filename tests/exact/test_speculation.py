@@ -17,13 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import LLM, SamplingParams
+from headrace.base.errors import SettingError
 from headrace.core.scheduler import Batch, Scheduled
 from headrace.core.sequence import Sequence
 from headrace.engine.engine import Engine
+from headrace.engine.messages import Add, Terms
 from headrace.quant.blocks import dequantize, quantize
-from headrace.runtime.draft import LookUps, SelfDraft, Tally
+from headrace.runtime.draft import LookUps, ModelDraft, Tally
 from headrace.runtime.encoded import DRAFT
-from tiny_model import MIXED, write_tiny
+from tiny_model import FLOATS, MIXED, overflows_on, write_tiny
 
 PAGE_BYTES = 2 * 2 * 64 * 2 * 32 * 2  # layers, K and V, head size, KV heads, tokens, bytes
 LENGTHS = [1, 2, 31, 33, 64, 100, 257]
@@ -147,10 +149,12 @@ def test_look_ups_change_nothing(tiny: Path, calls: list[Call], wanted: list[Ans
 def eager(engine: Engine) -> None:
     """Let drafted rows, and passes of a copy, cost nothing, so that all guesses are drafted."""
     speculator = engine.speculator
-    assert isinstance(speculator, LookUps | SelfDraft)
+    assert isinstance(speculator, LookUps | ModelDraft)
     speculator._prices.of = lambda items: [1.0] * (16 * len(items))  # type: ignore[method-assign]
-    if isinstance(speculator, SelfDraft):
+    if isinstance(speculator, ModelDraft):
         speculator._passes = dict.fromkeys(range(17), 0.0)
+        speculator._row = 1e-9
+        speculator._took = lambda *_: None  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +179,7 @@ def test_the_copys_guesses_change_nothing(calls: list[Call], floats: Path) -> No
         schedule(recorder, calls, rng, [rng.randrange(len(calls)) for _ in range(6)])
         compare(recorder, wanted)
     speculator = recorder.engine.speculator
-    assert isinstance(speculator, SelfDraft)
+    assert isinstance(speculator, ModelDraft)
     drafted, accepted = speculator.tally.drafted, speculator.tally.accepted
     assert drafted > 20 and accepted > 0, (drafted, accepted)  # fewer are drafted where a pass takes long
     recorder.engine.close()
@@ -192,6 +196,122 @@ def test_a_copy_on_the_reference_back_end(floats: Path) -> None:
             said.append(llm.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)[0].outputs[0])
     assert said[0].token_ids == said[1].token_ids
     assert llm.engine.speculator is not None and llm.engine.speculator.tally.accepted > 5
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first of the two layers of `tiny`."""
+    return write_tiny(tmp_path_factory.mktemp("shallow") / "shallow.gguf", layers=1)
+
+
+def drafted_by(path: Path, calls: list[Call], wanted: list[Answer], draft: Path, rng: random.Random,
+               rounds: int = 1, **settings: Any) -> Tally:  # fmt: skip
+    """Random schedules of the calls under guesses of another model; their answers must be those wanted."""
+    config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 5}
+    recorder = Recorder(path, speculative_config=config, **settings)
+    eager(recorder.engine)
+    for _ in range(rounds):
+        schedule(recorder, calls, rng, [rng.randrange(len(calls)) for _ in range(rng.randint(1, 8))])
+        compare(recorder, wanted)
+    speculator = recorder.engine.speculator
+    assert isinstance(speculator, ModelDraft)
+    assert not speculator._chances and not speculator._held._whole  # type: ignore[attr-defined]
+    recorder.engine.close()
+    return speculator.tally
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    chunk=st.sampled_from([1, 9, 33, 512]),
+    pages=st.sampled_from([14, 16, 30]),
+    caching=st.booleans(),
+    static=st.booleans(),
+)
+def test_another_models_guesses_change_nothing(
+    tiny: Path, shallow: Path, calls: list[Call], wanted: list[Answer],
+    seed: int, chunk: int, pages: int, caching: bool, static: bool,
+) -> None:  # fmt: skip
+    """A model of one layer has half the bytes in a page."""
+    drafted_by(tiny, calls, wanted, shallow, random.Random(seed), max_num_batched_tokens=chunk,
+               kv_cache_memory_bytes=pages * PAGE_BYTES * 3 // 2, enable_prefix_caching=caching,
+               batching="static" if static else "continuous")  # fmt: skip
+
+
+@pytest.mark.parametrize("kv", ["float16", "int8"])
+@pytest.mark.parametrize(("chunk", "pages"), [(9, 14), (40, 16), (512, 60)])
+def test_a_model_that_drafts_for_itself_is_right(tiny: Path, chunk: int, pages: int, kv: str) -> None:
+    """So all that it has read of each sequence is there: after prefix hits, copies, rejections, preemptions."""
+    fields = {"temperature": 0.8, "top_k": 40, "logprobs": 2}
+    calls = [
+        Call(call.prompt, SamplingParams(max_tokens=60, ignore_eos=i % 2 == 0, n=1 + i % 3, **fields), call.seed)
+        for i, call in enumerate(draw_calls(290, 16, 5, LENGTHS))
+    ]
+    wanted = alone(tiny, calls, kv_cache_dtype=kv)
+    tally = drafted_by(tiny, calls, wanted, tiny, random.Random(2), 6, max_num_batched_tokens=chunk,
+                       kv_cache_memory_bytes=pages * PAGE_BYTES * 2, kv_cache_dtype=kv)  # fmt: skip
+    assert tally.accepted == tally.drafted > 500
+
+
+def test_what_a_drafting_model_has_read_is_found_again(tiny: Path) -> None:
+    """The prompt of a second request is a hit for it too: it guesses at once."""
+    call = Call(tuple(range(3, 203)), SamplingParams(max_tokens=10, temperature=0, ignore_eos=True), 0)
+    config = {"method": "draft_model", "model": str(tiny)}
+    recorder = Recorder(tiny, speculative_config=config, kv_cache_memory_bytes=40 * PAGE_BYTES)
+    eager(recorder.engine)
+    assert recorder.engine.info.pages == 20
+    recorder.says("0.0", call)
+    before = len(recorder.engine.trace)
+    recorder.says("1.0", call)
+    steps = [(record.prefill_tokens, record.drafted_tokens) for record in list(recorder.engine.trace)[before:]]
+    assert steps[1][1] > 0, steps
+    recorder.engine.close()
+
+
+def test_who_wants_no_guesses_is_not_read(tiny: Path) -> None:
+    recorder = Recorder(tiny, speculative_config={"model": str(tiny)})
+    eager(recorder.engine)
+    add = Add("0.0", list(range(3, 80)), SamplingParams(max_tokens=20, ignore_eos=True), 0, [2], Terms(drafted=0))
+    recorder.engine.add(add)
+    recorder.drain()
+    speculator = recorder.engine.speculator
+    assert isinstance(speculator, ModelDraft) and speculator.tally.drafted == 0
+    assert not any(speculator._held._tokens)  # type: ignore[attr-defined]
+    recorder.engine.close()
+
+
+def test_a_drafting_model_of_a_shorter_context_and_fewer_tokens(tmp_path: Path) -> None:
+    """It guesses as far as its context goes, and never an id that it lacks; prompts may hold such."""
+    path = write_tiny(tmp_path / "model.gguf")
+    draft = write_tiny(tmp_path / "draft.gguf", context=48, vocab=280)
+    params = SamplingParams(max_tokens=60, temperature=1.0, ignore_eos=True)
+    calls = [Call((290, 5, 281, *range(3, 3 + n)), params, n) for n in (1, 20, 60)]
+    wanted = alone(path, calls, max_model_len=100)
+    tally = drafted_by(path, calls, wanted, draft, random.Random(0), 3, max_model_len=100)
+    assert tally.drafted > 30
+    with LLM(str(path), speculative_config={"model": str(draft)}, max_model_len=100) as llm:
+        assert llm.engine.model.drafter is not None and llm.engine.model.drafter.limits.vocab == 280
+
+
+def test_a_model_of_other_tokens_is_refused(tmp_path: Path, tiny: Path) -> None:
+    """By name and with the first that differ, whatever the sizes say."""
+    raw = tiny.read_bytes()
+    first, second = (b"\x02" + bytes(7) + letter.encode() for letter in "Āā")  # of the bytes 0 and 1
+    assert first + second in raw
+    (tmp_path / "other.gguf").write_bytes(raw.replace(first + second, second + first, 1))
+    with pytest.raises(SettingError, match=r"other\.gguf.*: 3 is b'.x00', there b'.x01'; 4 is") as caught:
+        LLM(str(tiny), speculative_config={"model": str(tmp_path / "other.gguf")})
+    assert caught.value.param == "speculative_config.model"
+
+
+def test_numbers_that_overflow_in_the_drafting_model_are_no_guesses(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "model.gguf", FLOATS)
+    draft = write_tiny(tmp_path / "draft.gguf", FLOATS, edit=overflows_on(70))
+    params = SamplingParams(max_tokens=30, temperature=0.9, ignore_eos=True)
+    calls = [Call((5, 70, 8), params, 1), Call((5, 71, 8), params, 2)]
+    wanted = alone(path, calls)
+    tally = drafted_by(path, calls, wanted, draft, random.Random(0), 3)
+    assert tally.drafted > 0
 
 
 LONG = {"max_model_len": 64}
@@ -299,4 +419,4 @@ def test_ngrams_of_a_text_that_repeats_itself(tiny: Path, prompt: list[int]) -> 
 
 def test_without_a_kv_cache_nothing_is_guessed(tiny: Path) -> None:
     with LLM(str(tiny), kv_cache=False, max_model_len=64, speculative_config={"method": "self"}) as llm:
-        assert llm.engine.speculator is None and llm.engine.model.copy is None
+        assert llm.engine.speculator is None and llm.engine.model.drafter is None

@@ -148,6 +148,7 @@ def test_while_a_prompt_is_computed_nothing_is_drafted() -> None:
 @pytest.mark.parametrize("config", [
     {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 5},
     {"method": "suffix"},
+    {"method": "draft_model", "model": "org/name", "num_speculative_tokens": 5},
 ])  # fmt: skip
 def test_what_vllm_takes_is_taken(config: dict[str, object]) -> None:
     made = Speculation.of(config)
@@ -161,8 +162,16 @@ def test_one_bound_of_an_ngram_is_both() -> None:
     assert [(s.prompt_lookup_min, s.prompt_lookup_max) for s in both] == [(3, 3), (3, 3), (5, 5)]
 
 
+def test_a_model_means_that_it_drafts() -> None:
+    assert Speculation.of({"model": "org/name"}).method == "draft_model"
+
+
 @pytest.mark.parametrize(("config", "param"), [
     ({}, "method"),
+    ({"method": "draft_model"}, "model"),
+    ({"method": "draft_model", "model": " "}, "model"),
+    ({"method": "suffix", "model": "org/name"}, "model"),
+    ({"model": ["org/name"]}, "model"),
     ({"method": "eagle3"}, "method"),
     ({"method": ["ngram"]}, "method"),
     ({"method": "suffix", "num_speculative_tokens": 0}, "num_speculative_tokens"),

@@ -22,10 +22,11 @@ ASK = {"prompt": [70, 71, 72] * 20, "max_tokens": 120, "temperature": 0, "ignore
 SAID = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-async def guessing(tiny: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A real engine with and without look-ups gives the same; this one has them."""
-    settings = EngineSettings(model=str(tiny), max_model_len=512, speculative_config={"method": "suffix"})
+@pytest.fixture(params=["suffix", "draft_model"])
+async def guessing(tiny: Path, request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncClient]:
+    """A real engine with and without guesses gives the same; this one has them."""
+    config = {"method": request.param} | ({"model": str(tiny)} if request.param == "draft_model" else {})
+    settings = EngineSettings(model=str(tiny), max_model_len=512, speculative_config=config)
     made = await EngineClient.start(settings)
     app = App(made, AppSettings(names=("tiny",)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app.asgi), base_url="http://test") as client:

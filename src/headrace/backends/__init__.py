@@ -70,7 +70,15 @@ class Backend(Protocol):
         ...
 
     def executor(
-        self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None
+        self,
+        program: Program,
+        weights: WeightSource,
+        limits: Limits,
+        beside: Executor | None = None,
+        apart: bool = False,
     ) -> Executor:
-        """beside: of the same program and back end, whose KV cache (and threads) it uses too; one runs at a time."""
+        """beside: of the same back end, whose threads it uses too; one of the two runs at a time.
+
+        They are of the same program then, and it uses that one's KV cache, unless it has one `apart`.
+        """
         ...

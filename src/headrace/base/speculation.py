@@ -12,7 +12,7 @@ from typing import Any
 from headrace.base.errors import SettingError
 
 FIELD = "speculative_config"
-METHODS = ("ngram", "suffix", "self")
+METHODS = ("ngram", "suffix", "self", "draft_model")
 MOST = 16  # tokens that may be drafted after one
 
 
@@ -21,7 +21,8 @@ class Speculation:
     """Names are vLLM's.
 
     method: "ngram" goes on as the text did where its last prompt_lookup_min to prompt_lookup_max tokens stood before;
-    "suffix" the same with as many tokens as agree; "self", which vLLM has not, asks a copy of the model in 4 bits.
+    "suffix" the same with as many tokens as agree; "self", which vLLM has not, asks a copy of the model in 4 bits;
+    "draft_model" asks another, smaller model with the same tokens, the reference `model`, which alone means it too.
     num_speculative_tokens: the most that are drafted after one token.
     """
 
@@ -29,6 +30,7 @@ class Speculation:
     num_speculative_tokens: int = 8
     prompt_lookup_min: int = 1
     prompt_lookup_max: int = 32
+    model: str = ""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Speculation:
@@ -37,9 +39,9 @@ class Speculation:
         for name in given:
             if name not in known:
                 raise _wrong(str(name)[:60], f"is not known; known: {', '.join(sorted(known))}")
-        if given.get("method") not in METHODS:
-            raise _wrong("method", f"must be one of {', '.join(METHODS)}, got {given.get('method')!r}")
-        config = dict(given)
+        config = {"method": "draft_model"} | dict(given) if "model" in given else dict(given)
+        if config.get("method") not in METHODS:
+            raise _wrong("method", f"must be one of {', '.join(METHODS)}, got {config.get('method')!r}")
         if config["method"] == "ngram":  # vLLM's defaults: one for the other, or 5
             low, high = config.get("prompt_lookup_min"), config.get("prompt_lookup_max")
             both = [value for value in (low, high) if value is not None] or [5]
@@ -54,6 +56,9 @@ class Speculation:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise _wrong(name, f"must be from 1 to {most}, got {value!r}")
+        drafting = self.method == "draft_model"
+        if not isinstance(self.model, str) or "\0" in self.model or bool(self.model.strip()) != drafting:
+            raise _wrong("model", "must be a model reference with method draft_model, and is of no use with others")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise _wrong("prompt_lookup_min", f"must be at most prompt_lookup_max ({self.prompt_lookup_max})")
 

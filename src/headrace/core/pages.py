@@ -51,12 +51,13 @@ class PagePool:
     """`pages` pages with reference counts and a prefix index.
 
     hasher: (parent hash, 4 * 32 bytes of ids, salt) -> int. It only has to be good for speed: a hit also compares
-    ids, salt and parent page.
+    ids, salt and parent page. taken: how often each page was: while that stays, what was written to it stays of use.
     """
 
     def __init__(self, pages: int, hasher: Hasher = chain_hash) -> None:
         self.pages = pages
         self.hasher = hasher
+        self.taken = [0] * pages
         self._refs = [0] * pages
         self._blank = list(range(pages - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -94,6 +95,7 @@ class PagePool:
         for _ in range(count):
             page = self._blank.pop() if self._blank else self._evict()
             self._refs[page] = 1
+            self.taken[page] += 1
             taken.append(page)
         return taken
 

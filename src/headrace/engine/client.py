@@ -19,7 +19,7 @@ from headrace.base.settings import EngineSettings
 from headrace.core.sampling import SamplingParams
 from headrace.engine.grammars import Checker
 from headrace.engine.link import Link, NeverReady, Watch
-from headrace.engine.loading import TextSide, find, open_text
+from headrace.engine.loading import TextSide, find, find_draft, open_text
 from headrace.engine.messages import (
     NO_TERMS,
     Abort,
@@ -215,7 +215,8 @@ class EngineClient:
         link = await Link.open(log_format)
         try:
             text = await asyncio.to_thread(lambda: open_text(settings, open_checkpoint(path)))
-            start = Start(settings, str(path), text.tokenizer.vocab_size)
+            draft = await asyncio.to_thread(find_draft, settings, text.tokenizer)
+            start = Start(settings, str(path), text.tokenizer.vocab_size, draft)
             info = await link.begin(start)
         except BaseException:
             link.kill()

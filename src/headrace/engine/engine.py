@@ -24,7 +24,7 @@ from headrace.engine.messages import STEP_TOKENS, Add, ModelInfo, Stats, Update,
 from headrace.program.cost import work
 from headrace.program.roof import Rates
 from headrace.runtime.amounts import Amounts
-from headrace.runtime.draft import LookUps, SelfDraft, Speculator
+from headrace.runtime.draft import Apart, LookUps, ModelDraft, Shared, Speculator
 from headrace.runtime.load import LoadedModel
 from headrace.runtime.runner import Runner, StepResult, TokenLogprobs
 from headrace.runtime.times import Pace, StepTimes
@@ -90,10 +90,12 @@ class Engine:
         self._owed = 0.0  # seconds of the last commit, which the next step is charged
 
     def _speculator(self, config: Speculation) -> Speculator:
-        if config.method != "self":
+        drafter = self.model.drafter
+        assert (drafter is not None) == (config.method in ("self", "draft_model"))
+        if drafter is None:
             return LookUps(config, self.times)
-        assert self.model.copy is not None
-        return SelfDraft(config, self.times, self.model.copy, self.runner, self.model.copy_share)
+        held = Apart(self.scheduler.pool) if drafter.apart else Shared()
+        return ModelDraft(config, self.times, drafter, self.runner, held)
 
     @property
     def has_work(self) -> bool:
@@ -364,9 +366,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the model's memory and threads."""
-        self.model.executor.close()
-        if self.model.copy is not None:
-            self.model.copy.close()
+        self.model.close()
 
 
 def _wire(entry: TokenLogprobs) -> WireLogprobs:

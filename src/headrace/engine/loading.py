@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from typing import Any
 from headrace.backends import Backend, Limits
 from headrace.backends.registry import backend_named
 from headrace.base.errors import SettingError
+from headrace.base.log import shown
 from headrace.base.settings import PAGE, EngineSettings
 from headrace.base.speculation import Speculation
 from headrace.engine.engine import Engine, context_length, identity, page_count
 from headrace.engine.messages import ModelInfo
 from headrace.engine.requests import OWN, own_defaults
-from headrace.runtime.load import Prepared, load_model, prepare
+from headrace.runtime.load import Prepared, Smaller, load_model, prepare
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.weights import Checkpoint, open_checkpoint, resolve
 from headrace.weights.report import quality_of
@@ -43,18 +45,45 @@ def load(settings: EngineSettings) -> tuple[TextSide, Engine]:
     """Both sides in this process, out of one reading of the file."""
     checkpoint = open_checkpoint(find(settings))
     text = open_text(settings, checkpoint)
-    return text, load_engine(settings, checkpoint, text.tokenizer.vocab_size)
+    draft = find_draft(settings, text.tokenizer)
+    return text, load_engine(settings, checkpoint, text.tokenizer.vocab_size, draft)
+
+
+def find_draft(settings: EngineSettings, tokenizer: Tokenizer) -> tuple[str, int] | None:
+    """The path of the model that drafts for one with this tokenizer, fetched if need be, and how many ids both have.
+
+    None where nobody was asked for. SettingError if its tokens are others.
+    """
+    config = _speculation(settings)
+    if config is None or config.method != "draft_model":
+        return None
+    path = resolve(config.model)
+    checkpoint = open_checkpoint(path)
+    other = _tokenizer(checkpoint)
+    checkpoint.close()
+    differing = list(islice(tokenizer.differing(other), 3))
+    if differing:
+        ids = (f"{i} is {tokenizer.token_bytes(i)!r:.40}, there {other.token_bytes(i)!r:.40}" for i in differing)
+        raise SettingError(
+            f"speculative_config.model must know the tokens of the model that it drafts for, and {shown(config.model)} "
+            f"has others, such as: {'; '.join(ids)}; choose a model of the same family",
+            param="speculative_config.model",
+        )
+    return str(path), min(tokenizer.vocab_size, other.vocab_size)
 
 
 def open_text(settings: EngineSettings, checkpoint: Checkpoint) -> TextSide:
     """The tokenizer and chat template that the settings ask for, or the model brings."""
-    source = open_checkpoint(resolve(settings.tokenizer)) if settings.tokenizer else checkpoint
-    tokenizer = Tokenizer.from_gguf(source.config) if source.kind == "gguf" else Tokenizer.from_folder(source.path)
+    tokenizer = _tokenizer(open_checkpoint(resolve(settings.tokenizer)) if settings.tokenizer else checkpoint)
     text, with_tools = tokenizer.chat_template, tokenizer.chat_templates.get("tool_use")
     if settings.chat_template is not None:
         text, with_tools = _template_text(settings.chat_template), None
     template = None if text is None else ChatTemplate(text, tokenizer, with_tools)
     return TextSide(tokenizer, template)
+
+
+def _tokenizer(source: Checkpoint) -> Tokenizer:
+    return Tokenizer.from_gguf(source.config) if source.kind == "gguf" else Tokenizer.from_folder(source.path)
 
 
 def _template_text(given: str) -> str:
@@ -90,17 +119,33 @@ def _generation_file(path: Path) -> dict[str, Any]:
     return found
 
 
-def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: int) -> Engine:
-    """The engine of a model; closes its checkpoint. vocab_size: ids that the tokenizer knows; no other is drawn."""
+def load_engine(
+    settings: EngineSettings, checkpoint: Checkpoint, vocab_size: int, draft: tuple[str, int] | None = None
+) -> Engine:
+    """The engine of a model; closes its checkpoint. vocab_size: ids that the tokenizer knows; no other is drawn.
+
+    draft: see `find_draft`.
+    """
     start, path = time.perf_counter(), checkpoint.path
     backend = backend_named(settings.backend, settings.isa, settings.dtype == "bfloat16", settings.kv_cache_dtype)
     generation = generation_of(settings, checkpoint)
     prepared = prepare(checkpoint, settings.weight_format)
     parameters = sum(prod(tensor.shape) for tensor in prepared.checkpoint.tensors.values())
+    smaller = None if draft is None else Smaller(prepare(Path(draft[0])), draft[1])
     context = context_length(settings, prepared.config.context)
     vocab = min(vocab_size, prepared.config.vocab)
-    limits = _limits(settings, prepared, backend, context, vocab)
-    model = load_model(prepared, backend, limits, copied=_copies(settings))
+    config = _speculation(settings)
+    copied = config is not None and config.method == "self"
+    page_bytes, weight_bytes = _needs(prepared, backend, copied, smaller)
+    limits = Limits(
+        tokens=settings.max_num_batched_tokens if settings.kv_cache else max(settings.max_num_batched_tokens, context),
+        sequences=settings.max_num_seqs,
+        pages=page_count(settings, context, page_bytes, max(available_memory() - weight_bytes, 0)),
+        context=context,
+        vocab=vocab,
+        threads=settings.threads,
+    )
+    model = load_model(prepared, backend, limits, copied, smaller)
     info = ModelInfo(
         name=settings.model,
         architecture=prepared.config.architecture,
@@ -108,7 +153,7 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
         vocab_size=vocab,
         page_tokens=PAGE,
         pages=limits.pages,
-        page_bytes=model.executor.page_bytes,
+        page_bytes=page_bytes,
         kv_cache_dtype=backend.kv,
         quantization=settings.weight_format or "",
         weight_bytes=model.executor.weight_bytes,
@@ -125,25 +170,20 @@ def load_engine(settings: EngineSettings, checkpoint: Checkpoint, vocab_size: in
     return Engine(model, settings, info, limits.tokens, model.executor.rates() if settings.measure_roof else None)
 
 
-def _limits(settings: EngineSettings, prepared: Prepared, backend: Backend, context: int, vocab: int) -> Limits:
-    tokens = settings.max_num_batched_tokens if settings.kv_cache else max(settings.max_num_batched_tokens, context)
+def _needs(prepared: Prepared, backend: Backend, copied: bool, smaller: Smaller | None) -> tuple[int, int]:
+    """Bytes of a KV page and of the weights, those of who drafts with them."""
     page_bytes = backend.page_bytes(prepared.program)
-    copies = 2 if _copies(settings) else 1  # the one in 4 bits takes less
-    weight_bytes = copies * backend.weight_bytes(prepared.program, prepared.layouts())
-    return Limits(
-        tokens=tokens,
-        sequences=settings.max_num_seqs,
-        pages=page_count(settings, context, page_bytes, max(available_memory() - weight_bytes, 0)),
-        context=context,
-        vocab=vocab,
-        threads=settings.threads,
-    )
+    weight_bytes = backend.weight_bytes(prepared.program, prepared.layouts())
+    if smaller is not None:
+        page_bytes += backend.page_bytes(smaller.prepared.program)
+        weight_bytes += backend.weight_bytes(smaller.prepared.program, smaller.prepared.layouts())
+    return page_bytes, weight_bytes * (2 if copied else 1)  # a copy in 4 bits takes less
 
 
-def _copies(settings: EngineSettings) -> bool:
-    """Whether a copy of the model in 4 bits drafts for it."""
+def _speculation(settings: EngineSettings) -> Speculation | None:
+    """How tokens are guessed; None: not at all. Without a KV cache nothing is."""
     config = settings.speculative_config
-    return config is not None and settings.kv_cache and Speculation.of(config).method == "self"
+    return None if config is None or not settings.kv_cache else Speculation.of(config)
 
 
 def available_memory() -> int:

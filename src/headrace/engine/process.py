@@ -120,7 +120,7 @@ def main(fd: int, log_format: str = "human") -> int:
     encode = msgspec.msgpack.encode
     try:
         start = inbox.first()
-        engine = load_engine(start.settings, open_checkpoint(Path(start.path)), start.vocab_size)
+        engine = load_engine(start.settings, open_checkpoint(Path(start.path)), start.vocab_size, start.draft)
     except EOFError:
         return 0
     except HeadraceError as error:

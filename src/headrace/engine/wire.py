@@ -20,11 +20,12 @@ HEADER = struct.Struct("<I")  # bytes of the message that follows
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The first message: what to load."""
+    """The first message: what to load. draft: of a model that drafts, its path and the ids that both know."""
 
     settings: EngineSettings
     path: str
     vocab_size: int
+    draft: tuple[str, int] | None = None
 
 
 class Inbox:

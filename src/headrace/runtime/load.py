@@ -25,6 +25,7 @@ from headrace.models.registry import KNOWN
 from headrace.program import Layout, Part, Program, WeightData, WeightSource
 from headrace.program.cost import kv_bytes_per_token
 from headrace.quant.blocks import check_finite, dequantize
+from headrace.runtime.draft import Drafter
 from headrace.runtime.encoded import Encoded, Formats, draft_formats, in_formats, served_formats
 from headrace.runtime.packed import understood
 from headrace.weights import Checkpoint, Tensor, open_checkpoint
@@ -32,6 +33,7 @@ from headrace.weights import Checkpoint, Tensor, open_checkpoint
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
+DRAFT_ROWS = 512  # of a step of a model that drafts for another one
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -75,12 +77,19 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Smaller:
+    """A model that drafts for another one. vocab_size: ids that mean the same to both."""
+
+    prepared: Prepared
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """A model that can run; nothing of its file is kept.
 
-    fingerprint: of its weights. For `program.cost`: sizes, bytes of each weight, and kv_bytes, of an
-    element of the KV cache with its share of scales and padding. copy: the same with weights of 4 bits, on the same KV
-    cache, if it was asked for; copy_share: bytes of its weights over the model's.
+    fingerprint: of its weights. For `program.cost`: sizes, bytes of each weight, and kv_bytes, of an element of the KV
+    cache with its share of scales and padding. drafter: who guesses for it, if that was asked for.
     """
 
     config: Config
@@ -89,11 +98,13 @@ class LoadedModel:
     fingerprint: str
     sizes: Mapping[str, int]
     kv_bytes: float = 2.0
-    copy: Executor | None = None
+    drafter: Drafter | None = None
 
-    @property
-    def copy_share(self) -> float:
-        return self.copy.weight_bytes / self.executor.weight_bytes if self.copy is not None else 0.0
+    def close(self) -> None:
+        """Free the memory and threads of it, and of who guesses for it."""
+        self.executor.close()
+        if self.drafter is not None:
+            self.drafter.executor.close()
 
 
 def layouts(model: Model, program: Program, format_of: Callable[[Source], Format]) -> dict[str, Layout]:
@@ -126,24 +137,49 @@ def prepare(source: Path | Checkpoint, quantization: str | None = None) -> Prepa
     return replace(prepared, quantization=quantization, formats=formats)
 
 
-def load_model(prepared: Prepared, backend: Backend, limits: Limits, copied: bool = False) -> LoadedModel:
-    """The model, lowered by `backend`. Closes the checkpoint: its weights are in the executor now.
+def load_model(
+    prepared: Prepared, backend: Backend, limits: Limits, copied: bool = False, smaller: Smaller | None = None
+) -> LoadedModel:
+    """The model, lowered by `backend`. Closes the checkpoints: their weights are in executors now.
 
-    copied: with a `copy`.
+    Who drafts for it: copied: a copy of it with weights of 4 bits, on the same KV cache; or the `smaller` model.
     """
     fingerprint, sizes = prepared.fingerprint, prepared.sizes()
-    weights = Encoded(prepared.weights, prepared.formats, backend.encode, _threads(limits))
-    executor = backend.executor(prepared.program, weights, limits)
-    copy = _copy(prepared, backend, limits, executor) if copied else None
+    executor = backend.executor(prepared.program, _encoded(prepared, backend, limits), limits)
+    drafter = None
+    if smaller is not None:
+        drafter = _smaller(smaller, backend, limits, executor)
+        smaller.prepared.checkpoint.close()
+    elif copied:
+        drafter = _copy(prepared, backend, limits, executor)
     prepared.checkpoint.close()
     kv_bytes = executor.page_bytes / (PAGE * kv_bytes_per_token(prepared.program, 1))
-    return LoadedModel(prepared.config, prepared.program, executor, fingerprint, sizes, kv_bytes, copy)
+    return LoadedModel(prepared.config, prepared.program, executor, fingerprint, sizes, kv_bytes, drafter)
 
 
-def _copy(prepared: Prepared, backend: Backend, limits: Limits, executor: Executor) -> Executor:
+def _copy(prepared: Prepared, backend: Backend, limits: Limits, executor: Executor) -> Drafter:
     routers = frozenset(op.weights[0] for op in prepared.program.ops if op.kind == "route")
     weights = Encoded(prepared.weights, draft_formats(prepared.layouts(), routers), backend.encode, _threads(limits))
-    return backend.executor(prepared.program, weights, replace(limits, tokens=limits.sequences), beside=executor)
+    own = replace(limits, tokens=limits.sequences)
+    copy = backend.executor(prepared.program, weights, own, beside=executor)
+    return Drafter(copy, own, copy.weight_bytes / executor.weight_bytes, apart=False)
+
+
+def _smaller(smaller: Smaller, backend: Backend, limits: Limits, executor: Executor) -> Drafter:
+    prepared = smaller.prepared
+    own = replace(
+        limits,
+        tokens=max(DRAFT_ROWS, limits.sequences),
+        context=min(limits.context, prepared.config.context),
+        vocab=min(limits.vocab, prepared.config.vocab, smaller.vocab_size),
+    )
+    weights = _encoded(prepared, backend, limits)
+    made = backend.executor(prepared.program, weights, own, beside=executor, apart=True)
+    return Drafter(made, own, made.weight_bytes / executor.weight_bytes, apart=True)
+
+
+def _encoded(prepared: Prepared, backend: Backend, limits: Limits) -> Encoded:
+    return Encoded(prepared.weights, prepared.formats, backend.encode, _threads(limits))
 
 
 def _threads(limits: Limits) -> int:

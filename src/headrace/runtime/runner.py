@@ -176,30 +176,41 @@ class Runner:
         result.again = again
         return result
 
-    def guessing(self, items: list[Scheduled], fresh: list[int]) -> Step:
-        """A step of each item's first row, which draws by its settings but for what they say of tokens said before.
+    def guessing(self, items: list[Scheduled], fresh: list[int], ahead: int) -> Step:
+        """A step of a model that guesses, whose cache has the same page tables.
 
-        The page tables reach as far as the items' rows.
+        Items that sample draw by their settings but for what these say of tokens said before. ahead: positions after
+        the items' own that the tables reach to, for the steps that go on from this one.
         """
-        slots = [self._slot(item.sequence) for item in items]
-        which = np.array([slot.index for slot in slots], np.int32)
-        start = np.array([item.start for item in items], np.int32)
-        count, width = len(items), -(-max(item.start + item.count for item in items) // PAGE)
-        indptr, each = np.zeros(count + 1, np.int32), np.arange(count + 1, dtype=np.int32)
-        settings = {name: column[which] for name, column in self._settings.items()}
-        settings["logprobs"] = none = np.full(count, -1, np.int32)
+        which = np.array([self._slot(item.sequence).index for item in items], np.int32)
+        draws = np.array([item.sample for item in items])
+        tokens: list[int] = []
+        positions: list[int] = []
+        ends: list[int] = []
+        for item in items:
+            end = item.start + item.count
+            tokens += item.sequence.tokens[item.start : end]
+            positions += range(item.start, end)
+            ends.append(len(tokens))
+        query = np.array([0, *ends], np.int32)
+        context = np.array([item.start + item.count for item in items], np.int32)
+        width = -(-(int(context.max()) + ahead) // PAGE)
+        table = self._table[which, :width]
+        settings = {name: column[which[draws]] for name, column in self._settings.items()}
+        settings["logprobs"] = none = np.full(int(draws.sum()), -1, np.int32)
+        indptr = np.zeros(len(none) + 1, np.int32)
         return Step(
-            tokens=np.array([item.sequence.tokens[item.start] for item in items], np.int32),
-            positions=start,
-            query_start=each,
-            context=start + np.int32(1),
-            page_indptr=each * np.int32(width),
-            pages=self._table[which, :width].reshape(-1),
+            tokens=np.array(tokens, np.int32),
+            positions=np.array(positions, np.int32),
+            query_start=query,
+            context=context,
+            page_indptr=np.arange(len(items) + 1, dtype=np.int32) * np.int32(table.shape[1]),
+            pages=table.reshape(-1),
             fresh=np.array(fresh, np.int32),
-            logit_rows=each[:-1],
+            logit_rows=query[1:][draws] - np.int32(1),
             sampling=Sampling(
                 **settings,
-                position=start + np.int32(1),
+                position=context[draws],
                 target=none,
                 bias_indptr=indptr, bias_ids=_NO_IDS, bias_values=_NO_VALUES,
                 penalty_indptr=indptr, penalty_ids=_NO_IDS, penalty_counts=_NO_IDS,

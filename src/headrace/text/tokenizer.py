@@ -107,6 +107,11 @@ class Tokenizer:
         self._bytes[id] = found
         return found
 
+    def differing(self, other: Tokenizer) -> Iterator[int]:
+        """Ids that both have, and that stand for other bytes in `other`."""
+        ours, theirs = self._lexicon.token_bytes, other._lexicon.token_bytes
+        return (id for id in range(min(self.vocab_size, other.vocab_size)) if ours(id) != theirs(id))
+
     def token_text(self, id: int) -> str:
         """The token as text on its own; a token that is part of a character reads as U+FFFD (see `token_bytes`)."""
         return self.token_bytes(id).decode("utf-8", "replace")

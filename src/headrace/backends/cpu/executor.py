@@ -59,11 +59,17 @@ class CpuBackend:
         return recoded(source, format, rows)
 
     def executor(
-        self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None
+        self,
+        program: Program,
+        weights: WeightSource,
+        limits: Limits,
+        beside: Executor | None = None,
+        apart: bool = False,
     ) -> CpuExecutor:
         """Raises `SettingError` for an instruction set or head size that can't be, `CapacityError` without memory."""
         assert beside is None or isinstance(beside, CpuExecutor)
-        return CpuExecutor(program, weights, limits, _isa(self.isa), self.merge, self.bf16, self.kv, beside)
+        isa = _isa(self.isa)
+        return CpuExecutor(program, weights, limits, isa, self.merge, self.bf16, self.kv, beside, apart)
 
 
 def _isa(asked: str | None) -> str:
@@ -125,6 +131,7 @@ class CpuExecutor:
         bf16: bool = False,
         kv: KvFormat = "float16",
         beside: CpuExecutor | None = None,
+        apart: bool = False,
     ) -> None:
         layers = _layers(program)
         self.isa, self.threads = isa, limits.threads or default_threads()
@@ -134,7 +141,7 @@ class CpuExecutor:
             self._weights: Loaded | None = load(
                 program.weights.values(), weights, self.threads, exact=_routers(program), halved=gated_weights(program)
             )
-            self._plan: Plan | None = self._make_plan(limits, layers, kv, beside)
+            self._plan: Plan | None = self._make_plan(limits, layers, kv, beside, apart)
             offsets = key_offsets(program, self._weights.vectors) if kv == "int8" else {}
             self._lowering = Lowering(self._plan, program, self._weights, merge, limits.context, offsets, bf16)
             self._lowering.lower()
@@ -150,7 +157,7 @@ class CpuExecutor:
         self.page_bytes = self._plan.page_bytes
 
     def _make_plan(
-        self, limits: Limits, layers: list[tuple[int, int]], kv: KvFormat, beside: CpuExecutor | None
+        self, limits: Limits, layers: list[tuple[int, int]], kv: KvFormat, beside: CpuExecutor | None, apart: bool
     ) -> Plan:
         return Plan(
             isa=self.isa,
@@ -165,6 +172,7 @@ class CpuExecutor:
             layers=layers,
             kv=kv,
             beside=None if beside is None else beside._plan,
+            apart=apart,
         )
 
     def run(self, step: Step) -> Sampled:

@@ -46,10 +46,15 @@ class ReferenceBackend:
         return recoded(source, format, rows)
 
     def executor(
-        self, program: Program, weights: WeightSource, limits: Limits, beside: Executor | None = None
+        self,
+        program: Program,
+        weights: WeightSource,
+        limits: Limits,
+        beside: Executor | None = None,
+        apart: bool = False,
     ) -> ReferenceExecutor:
         made = ReferenceExecutor(program, weights, limits, self.kv)
-        if beside is not None:
+        if beside is not None and not apart:
             assert isinstance(beside, ReferenceExecutor)
             made._cache = beside._cache
         return made

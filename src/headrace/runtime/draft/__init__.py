@@ -11,12 +11,13 @@ from typing import Protocol
 
 from headrace.core.scheduler import Batch, Scheduled
 from headrace.core.sequence import Sequence
-from headrace.runtime.draft.copy import SelfDraft
+from headrace.runtime.draft.held import Apart, Held, Shared
 from headrace.runtime.draft.lookup import History
+from headrace.runtime.draft.model import Drafter, ModelDraft
 from headrace.runtime.draft.suffix import LookUps
 from headrace.runtime.draft.tally import Tally
 
-__all__ = ["History", "LookUps", "SelfDraft", "Speculator", "Tally"]
+__all__ = ["Apart", "Drafter", "Held", "History", "LookUps", "ModelDraft", "Shared", "Speculator", "Tally"]
 
 
 class Speculator(Protocol):
