@@ -387,5 +387,12 @@ def test_one_thread_has_no_company() -> None:
 def test_a_plan_beside_another_has_its_cache(changes: dict[str, Any]) -> None:
     first = plan()
     assert plan(beside=first, tokens=8, sequences=1).page_bytes == first.page_bytes
-    with pytest.raises(ValueError, match="beside"):
+    with pytest.raises(ValueError, match="plans"):
         plan(beside=first, **changes)
+
+
+def test_a_plan_apart_has_pages_of_its_own() -> None:
+    first = plan()
+    assert plan(beside=first, apart=True, pages=3, layers=[(1, 32)] * 2).page_bytes != first.page_bytes
+    with pytest.raises(ValueError, match="threads"):
+        plan(beside=first, apart=True, threads=1)
