@@ -282,7 +282,3 @@ class Constraint:
     def valid(self, tokens: Sequence[int]) -> int:
         """How many of these tokens, from the first, may follow one another here: for drafts."""
         return self._matcher.valid(tokens)
-
-    def rollback(self, count: int) -> None:
-        """Take the last `count` tokens back."""
-        self._matcher.rollback(count)

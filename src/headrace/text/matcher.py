@@ -105,7 +105,6 @@ _CALLS: Final[dict[str, tuple[Any, ...]]] = {  # name -> result, arguments
     "llg_matcher_compute_mask_into": (c.c_int32, _P, _P, c.c_size_t),
     "llg_matcher_consume_token": (c.c_int32, _P, c.c_uint32),
     "llg_matcher_validate_tokens": (c.c_int32, _P, c.POINTER(c.c_uint32), c.c_size_t),
-    "llg_matcher_rollback": (c.c_int32, _P, c.c_size_t),
 }
 
 
@@ -210,8 +209,3 @@ class Matcher:
         """How many of these tokens, from the first, could follow."""
         array = (c.c_uint32 * len(tokens))(*tokens)
         return int(self._lib.llg_matcher_validate_tokens(self._handle, array, len(tokens)))
-
-    def rollback(self, count: int) -> None:
-        """Take the last `count` tokens back."""
-        if self._lib.llg_matcher_rollback(self._handle, count) != 0:
-            raise GrammarError(self.error or "no way back")
