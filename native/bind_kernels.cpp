@@ -26,6 +26,7 @@ namespace {
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Blocks = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T>
 using Out1 = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
 template <class T>
@@ -133,6 +134,32 @@ void pack(Packed& p, int first, Rows rows) {
     const int count = static_cast<int>(rows.shape(0));
     nb::gil_scoped_release release;
     p.pack(first, src, count);
+}
+
+constexpr int kAtOnce = 4096;  // values that are widened and then encoded
+
+void encode(const std::string& isa, const std::string& from, const std::string& to, Rows rows, Blocks out) {
+    const KernelTable& k = table(isa);
+    const Format source = format_named(from.c_str()), format = format_named(to.c_str());
+    const FormatInfo &given = info(source), &wanted = info(format);
+    const auto blocks = k.encode[static_cast<int>(format)];
+    check(given.block == 1, from + " is no format of floats");
+    check(blocks, "there is no encoder for " + to);
+    const size_t values = rows.size() / given.block_bytes, columns = rows.shape(1) / given.block_bytes;
+    check(rows.shape(1) % given.block_bytes == 0 && columns % wanted.block == 0,
+          "rows of " + text(rows.shape(1)) + " bytes of " + from + " are no whole blocks of " + to);
+    check(out.shape(0) == rows.shape(0) && out.shape(1) == columns / wanted.block * wanted.block_bytes,
+          "out must have " + text(rows.shape(0)) + " rows of " + text(columns / wanted.block * wanted.block_bytes) +
+              " bytes");
+    const uint8_t* src = rows.data();
+    uint8_t* to_write = out.data();
+    nb::gil_scoped_release release;
+    alignas(64) float x[kAtOnce];
+    for (size_t at = 0; at < values; at += kAtOnce) {
+        const int n = static_cast<int>(std::min<size_t>(kAtOnce, values - at));
+        k.widen(source, src + at * given.block_bytes, n, x);
+        blocks(x, n / wanted.block, to_write + at / wanted.block * wanted.block_bytes);
+    }
 }
 
 Out1<float> unpack(const Packed& p, int row) {
@@ -324,6 +351,9 @@ void bind_kernels(nb::module_& m) {
         },
         "format"_a, "rows"_a, "columns"_a, "`Packed.nbytes` of such a matrix. ValueError: unknown format.");
 
+    m.def("encode", &encode, "isa"_a, "source"_a, "format"_a, "rows"_a.noconvert(), "out"_a.noconvert(),
+          "Rows of f32, f16 or bf16, uint8 [n, row bytes], as blocks of q8_0, q6_k, q5_0, q4_k, q4_1 or q4_0 into out, "
+          "uint8 [n, row bytes]: `quant.encode.plain`, bit for bit. ValueError: formats and sizes that do not fit.");
     m.def("linear", &linear_of, "isa"_a, "packed"_a, "x"_a.noconvert(), "first_panel"_a = 0, "panels"_a = -1,
           "x float32 [M, columns] times the weight's panels (all, unless said): float32 [M, rows]. Prepares x as the "
           "format asks.");

@@ -105,6 +105,10 @@ struct KernelTable {
     void (*attend_finish)(const float* all, int head_dim, float* out);
     // By KvFormat: one token's key and value [head_dim], rounded to it, into place `slot` of a kv head's page
     void (*write_kv[kKvFormats])(const float* k, const float* v, int head_dim, int slot, uint8_t* page);
+    // By Format: so many blocks of it, from float32 values; null where there is no encoder
+    void (*encode[kFormats])(const float* x, int blocks, uint8_t* out);
+    // n values (a multiple of 16) of F32, F16 or BF16 as float32
+    void (*widen)(Format from, const uint8_t* src, int n, float* out);
     // exp (own polynomial), elementwise
     void (*exp)(const float* x, int n, float* out);
     // The sampler's passes, over blocks of 64 logits. -inf is allowed; a NaN stands for a token left out.

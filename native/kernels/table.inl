@@ -7,6 +7,7 @@
 #include "../kernels.h"
 #include "../simd.h"
 #include "attention.inl"
+#include "encode.inl"
 #include "linear.inl"
 #include "probe.inl"
 #include "rows.inl"
@@ -23,6 +24,7 @@ const KernelTable* HEADRACE_TABLE() {
         fill_attention(t);
         fill_sample(t);
         fill_probe(t);
+        fill_encode(t);
         return t;
     }();
     return &table;

@@ -33,6 +33,7 @@ HR_INLINE VF sqrt(VF a) { return {_mm512_sqrt_ps(a.v)}; }
 HR_INLINE VF to_float(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 // ties to even
 HR_INLINE VI round_int(VF a) { return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+HR_INLINE VI trunc_int(VF a) { return {_mm512_cvttps_epi32(a.v)}; }  // towards zero; of what int32 can hold
 HR_INLINE VI bits(VF a) { return {_mm512_castps_si512(a.v)}; }
 HR_INLINE VF from_bits(VI a) { return {_mm512_castsi512_ps(a.v)}; }
 HR_INLINE VF load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }

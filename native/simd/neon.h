@@ -42,6 +42,7 @@ HR_INLINE VF to_float(VI a) { HR_FOUR(VF, vcvtq_f32_s32(a.v[i])); }
 HR_INLINE VI round_int(VF a) {
     HR_FOUR(VI, vbslq_s32(vcltq_f32(a.v[i], vdupq_n_f32(0x1p31f)), vcvtnq_s32_f32(a.v[i]), vdupq_n_s32(INT32_MIN)));
 }
+HR_INLINE VI trunc_int(VF a) { HR_FOUR(VI, vcvtq_s32_f32(a.v[i])); }
 HR_INLINE VI bits(VF a) { HR_FOUR(VI, vreinterpretq_s32_f32(a.v[i])); }
 HR_INLINE VF from_bits(VI a) { HR_FOUR(VF, vreinterpretq_f32_s32(a.v[i])); }
 HR_INLINE VF load_half(const uint16_t* p) { HR_FOUR(VF, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }

@@ -59,6 +59,7 @@ HR_INLINE VF to_float(VI a) { HR_EACH(VF, (float)a.v[i]); }
 HR_INLINE VI round_int(VF a) {
     HR_EACH(VI, (a.v[i] >= -2147483648.0f && a.v[i] < 2147483648.0f) ? (int32_t)__builtin_rintf(a.v[i]) : INT32_MIN);
 }
+HR_INLINE VI trunc_int(VF a) { HR_EACH(VI, (int32_t)a.v[i]); }
 HR_INLINE VI bits(VF a) {
     VI r;
     memcpy(r.v, a.v, 64);

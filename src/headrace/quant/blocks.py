@@ -46,6 +46,7 @@ LAYOUTS: dict[str, np.dtype[Any]] = {
 _FLOAT_FIELDS = ("d", "m")
 _EXPONENT = {"f32": ("<u4", 0x7F800000), "bf16": ("<u2", 0x7F80)}  # all ones there: NaN or Inf
 _HALF_EXPONENT = ("<u2", 0x7C00)
+_LEAST_STEP = np.float32(2.0**-126)
 
 
 def dequantize(format: Format, rows: Bytes) -> Floats:
@@ -230,8 +231,9 @@ _UNPACK: dict[str, Callable[[_Blocks], Floats]] = {
 # --- packing: float32 [blocks, values] into records [blocks] --------------------------------------------------
 
 
-def _inverse(step: Floats) -> Floats:
-    return np.divide(np.float32(1), step, out=np.zeros_like(step), where=step != 0)
+def inverse(step: Floats) -> Floats:
+    """1 / step, or 0 for a step so small that this might overflow."""
+    return np.divide(np.float32(1), step, out=np.zeros_like(step), where=np.abs(step) >= _LEAST_STEP)
 
 
 def _put_float(values: Floats, blocks: _Blocks) -> None:
@@ -258,7 +260,7 @@ def _symmetric(half: int) -> Callable[[Floats, _Blocks], None]:
     def put(values: Floats, blocks: _Blocks) -> None:
         largest = np.take_along_axis(values, np.abs(values).argmax(axis=1)[:, None], axis=1)
         step = largest / np.float32(-half)
-        quants = np.trunc(values * _inverse(step) + np.float32(half + 0.5))
+        quants = np.trunc(values * inverse(step) + np.float32(half + 0.5))
         blocks["d"] = step[:, 0]
         _put_quants(np.clip(quants, 0, 2 * half - 1).astype(np.uint8), blocks)
 
@@ -269,9 +271,9 @@ def _affine(top: int) -> Callable[[Floats, _Blocks], None]:
     """Quants 0 .. top spread over the block's least to greatest value."""
 
     def put(values: Floats, blocks: _Blocks) -> None:
-        low = values.min(axis=1, keepdims=True)
-        step = (values.max(axis=1, keepdims=True) - low) / np.float32(top)
-        quants = np.trunc((values - low) * _inverse(step) + np.float32(0.5))
+        low = values.min(axis=1, keepdims=True) + np.float32(0)  # never -0
+        step = (values.max(axis=1, keepdims=True) + np.float32(0) - low) / np.float32(top)
+        quants = np.trunc((values - low) * inverse(step) + np.float32(0.5))
         blocks["d"], blocks["m"] = step[:, 0], low[:, 0]
         _put_quants(np.clip(quants, 0, top).astype(np.uint8), blocks)
 
@@ -280,7 +282,7 @@ def _affine(top: int) -> Callable[[Floats, _Blocks], None]:
 
 def _put_q8_0(values: Floats, blocks: _Blocks) -> None:
     step: Floats = np.divide(np.max(np.abs(values), axis=1, keepdims=True), np.float32(127))
-    scaled: Floats = np.multiply(values, _inverse(step))
+    scaled: Floats = np.multiply(values, inverse(step))
     blocks["d"] = step[:, 0]
     blocks["qs"] = np.copysign(np.floor(np.abs(scaled) + np.float32(0.5)), scaled).astype(np.int8)
 

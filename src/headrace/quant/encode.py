@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.base.formats import Format
-from headrace.quant.blocks import LAYOUTS, Bytes, Floats, dequantize, quantize
+from headrace.quant.blocks import LAYOUTS, Bytes, Floats, dequantize, inverse, quantize
 
 Halves = NDArray[np.float32]  # float32 that float16 can hold
 CHUNK = 1 << 16  # values encoded in one go: temporaries stay in the cache
@@ -118,7 +118,7 @@ def _runs(coding: Coding, values: Floats) -> Floats:
 
 def quants_of(coding: Coding, grid: Grid, x: Floats) -> Floats:
     """The nearest quants, as floats: x [..., rows, runs] of values."""
-    return np.asarray(np.clip(np.rint((x - grid.low) * _inverse(grid.step)), coding.least, coding.most), np.float32)
+    return np.asarray(np.clip(np.rint((x - grid.low) * inverse(grid.step)), coding.least, coding.most), np.float32)
 
 
 def pack(format: Format, grid: Grid, quants: Floats) -> Bytes:
@@ -131,10 +131,6 @@ def pack(format: Format, grid: Grid, quants: Floats) -> Bytes:
         blocks[name] = field.reshape(len(blocks), *field.shape[2:])
     coding.put(np.ascontiguousarray(shifted.transpose(1, 2, 0)).reshape(len(blocks), format.block), blocks)
     return np.asarray(blocks.view(np.uint8).reshape(rows, runs * run // format.block * format.bytes))
-
-
-def _inverse(step: Floats) -> Floats:
-    return np.divide(np.float32(1), step, out=np.zeros_like(step), where=step != 0)
 
 
 def _half(values: Floats) -> Halves:
@@ -151,26 +147,26 @@ def _ratio(above: Floats, below: Floats) -> Floats:
 def _fit_steps(coding: Coding, x: Floats, w: Floats) -> Floats:
     """The best step without offset for each run, float32 [rows, runs]."""
     top = _largest(x)
-    inverse, wx = _inverse(top), w * x
+    over, wx = inverse(top), w * x
     step, gain = np.zeros_like(top), np.zeros_like(top)
 
-    def try_inverse(inverse: Floats) -> None:
-        quants = np.clip(np.rint(x * inverse), coding.least, coding.most)
+    def try_inverse(factor: Floats) -> None:
+        quants = np.clip(np.rint(x * factor), coding.least, coding.most)
         found, better = _step_of(quants, wx, w)
         chosen = better > gain
         step[chosen], gain[chosen] = found[chosen], better[chosen]
 
     for end in (coding.most,) if coding.least == -coding.most else (coding.most, coding.least):
         for widened in np.linspace(-0.9, 0.9, TRIES):
-            try_inverse(inverse * np.float32(end + widened))
+            try_inverse(over * np.float32(end + widened))
     for _ in range(REFINED):
-        try_inverse(_inverse(step))
+        try_inverse(inverse(step))
     return step
 
 
 def _largest(runs: Floats) -> Floats:
     """The value of largest size along the first axis, with its sign."""
-    low, high = runs.min(axis=0), runs.max(axis=0)
+    low, high = runs.min(axis=0) + np.float32(0), runs.max(axis=0) + np.float32(0)  # never -0
     return np.asarray(np.where(-low > high, low, high))
 
 
@@ -184,26 +180,26 @@ def _step_of(quants: Floats, wx: Floats, w: Floats) -> tuple[Floats, Floats]:
 def _fit_lines(coding: Coding, x: Floats, w: Floats, negative: bool) -> tuple[Floats, Floats]:
     """The best step and offset for each run. negative: the offset may not be above zero."""
     step, low = _spanned_lines(coding, x, negative)
-    first, inverse, least = low.copy(), _inverse(step) / np.float32(coding.most), np.full_like(low, np.inf)
+    first, over, least = low.copy(), inverse(step) / np.float32(coding.most), np.full_like(low, np.inf)
     sums = np.sum(np.broadcast_to(w, x.shape), axis=0), np.sum(w * x, axis=0), np.sum(w * np.square(x), axis=0)
 
-    def try_line(inverse: Floats, offset: Floats) -> None:
-        quants = np.clip(np.rint((x - offset) * inverse), 0, coding.most)
+    def try_line(factor: Floats, offset: Floats) -> None:
+        quants = np.clip(np.rint((x - offset) * factor), 0, coding.most)
         found, below, error = _line_of(quants, x, w, sums, negative)
         chosen = error < least
         step[chosen], low[chosen], least[chosen] = found[chosen], below[chosen], error[chosen]
 
     for widened in np.linspace(-1.2, 0.8, TRIES):
-        try_line(inverse * np.float32(coding.most + widened), first)
+        try_line(over * np.float32(coding.most + widened), first)
     for _ in range(REFINED):
-        try_line(_inverse(step), low)
+        try_line(inverse(step), low)
     return step, low
 
 
 def _spanned_lines(coding: Coding, x: Floats, negative: bool) -> tuple[Floats, Floats]:
     """Steps and offsets that span each run's values."""
-    low = np.minimum(x.min(axis=0), 0) if negative else x.min(axis=0)
-    return (x.max(axis=0) - low) / np.float32(coding.most), low
+    low = (np.minimum(x.min(axis=0), 0) if negative else x.min(axis=0)) + np.float32(0)  # never -0
+    return (x.max(axis=0) + np.float32(0) - low) / np.float32(coding.most), low
 
 
 def _line_of(
@@ -249,10 +245,10 @@ def _pair(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.uin
 
 def _nest_lines(coding: Coding, x: Floats, step: Floats, low: Floats) -> Grid:
     """Q4_K: steps and offsets as six-bit multiples of the block's two."""
-    steps, lows = _by_block(step, 8), _by_block(-low, 8)
+    steps, lows = _by_block(step, 8), _by_block(0 - low, 8)
     d, m = (_half(a.max(axis=2) / np.float32(63)) for a in (steps, lows))
-    scales = np.clip(np.rint(steps * _inverse(d)[:, :, None]), 0, 63)
-    offsets = np.clip(np.rint(lows * _inverse(m)[:, :, None]), 0, 63)
+    scales = np.clip(np.rint(steps * inverse(d)[:, :, None]), 0, 63)
+    offsets = np.clip(np.rint(lows * inverse(m)[:, :, None]), 0, 63)
     return _lines(d, m, scales, offsets)
 
 
@@ -267,7 +263,7 @@ def _nest_steps(coding: Coding, x: Floats, step: Floats, low: Floats) -> Grid:
     """Q6_K: steps as multiples, -128 to 127, of the block's one."""
     steps = _by_block(step, 16)
     d = _half(_largest(np.moveaxis(steps, 2, 0)) / np.float32(-128))
-    return _steps(d, np.clip(np.rint(steps * _inverse(d)[:, :, None]), -128, 127))
+    return _steps(d, np.clip(np.rint(steps * inverse(d)[:, :, None]), -128, 127))
 
 
 def _steps(d: Halves, scales: Floats) -> Grid:
@@ -310,7 +306,7 @@ def _picked(chosen: NDArray[np.int64], tried: list[Floats]) -> Floats:
 
 
 def _multiples(runs: Floats, d: Halves, each: int) -> Floats:
-    return np.asarray(np.rint(_by_block(runs, each) * _inverse(d)[:, :, None]).reshape(len(runs), -1))
+    return np.asarray(np.rint(_by_block(runs, each) * inverse(d)[:, :, None]).reshape(len(runs), -1))
 
 
 def _least(coding: Coding, x: Floats, w: Floats, grids: list[Grid]) -> NDArray[np.int64]:

@@ -30,7 +30,7 @@ Formats = Mapping[str, tuple[Format, ...]]
 RECIPE = RECIPES["mixed"]
 KEPT = ("_norm.weight", "ffn_gate_inp.weight", ".bias")  # ends of the names of what stays in float32
 DRAFT = FORMATS["q4_1"]
-_VALUES = 1 << 18  # that a thread has in float32
+_VALUES = 1 << 20  # that a thread takes at a time
 
 
 def format_wanted(target: Target, rules: tuple[Rule, ...], base: str, c: Config, tied: bool) -> Format:

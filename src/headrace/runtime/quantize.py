@@ -28,7 +28,7 @@ from headrace.models.export import Target, metadata, rope_factors, targets
 from headrace.models.registry import describe
 from headrace.quant import second_order
 from headrace.quant.blocks import Bytes, Floats, check_finite, dequantize, quantize
-from headrace.quant.encode import CODINGS, encode, plain
+from headrace.quant.encode import CODINGS, encode
 from headrace.quant.recipes import Rule, fitting, recipe_named
 from headrace.runtime.calibrate import LENGTH, Calibration
 from headrace.runtime.encoded import format_wanted
@@ -147,7 +147,8 @@ def _nobody(_: int) -> None:
 
 
 def _plain(format: Format, _: str) -> Rows:
-    return lambda values: plain(format, values)
+    backend = backend_named("cpu")
+    return lambda values: backend.encode(F32, format, values.view(np.uint8))
 
 
 def _scaled(calibration: Calibration, threads: int) -> Encoder:

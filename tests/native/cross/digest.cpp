@@ -188,6 +188,31 @@ void rows(const KernelTable& k) {
     caps.print("softcap"), exps.print("exp"), turns.print("rope");
 }
 
+void encoders(const KernelTable& k) {
+    constexpr int kValues = 4096;
+    for (int i = 0; i < kFormats; i++) {
+        if (!k.encode[i]) continue;
+        const FormatInfo& f = info(static_cast<Format>(i));
+        Random random;
+        Digest digest;
+        for (const float spread : {1e-44f, 1e-38f, 1e-6f, 0.05f, 3e4f, 3e38f}) {
+            auto x = random.floats(kValues, spread);
+            for (int n = 0; n < kValues; n += 5) x[n] = spread * static_cast<float>(n % 3 - 1);  // ties
+            for (int n = 1024; n < 1536; n++) x[n] = n % 2 ? 0.0f : -0.0f;
+            for (const Format source : {Format::F32, Format::F16, Format::BF16}) {
+                std::vector<float> wide(kValues);
+                k.widen(source, reinterpret_cast<const uint8_t*>(x.data()), kValues, wide.data());
+                const bool meant = source == Format::F32;  // others read halves of floats, some of them no numbers
+                if (!meant) digest(wide);
+                std::vector<uint8_t> blocks(kValues / f.block * f.block_bytes);
+                if (meant) k.encode[i](wide.data(), kValues / f.block, blocks.data());
+                digest.integers(blocks);
+            }
+        }
+        digest.print(std::string("encode ") + f.name);
+    }
+}
+
 // Pages of keys and values of all sizes, some of them no numbers.
 std::vector<uint8_t> odd_pages(const KernelTable& k, int format) {
     constexpr int kHeadDim = 18;
@@ -282,7 +307,7 @@ int main(int count, char** arguments) try {
         return 0;
     }
     const KernelTable& k = *chosen(arguments[1]);
-    linears(k), rows(k), sampling(k);
+    linears(k), rows(k), sampling(k), encoders(k);
     attention(k, KvFormat::F16), attention(k, KvFormat::Int8);
     return 0;
 } catch (const std::exception& wrong) {

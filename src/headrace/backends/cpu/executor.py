@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace._native import Plan, isa_names, multiply_rate, read_rate
 from headrace.backends import Executor, Limits
+from headrace.backends.cpu.encode import encode
 from headrace.backends.cpu.lower import Lowering, gated_weights
 from headrace.backends.cpu.threads import default_threads
 from headrace.backends.cpu.weights import Loaded, load, loaded_bytes
@@ -21,7 +22,6 @@ from headrace.program import Layout, Program, Sampled, Step, WeightSource
 from headrace.program.keys import key_offsets
 from headrace.program.roof import Rates
 from headrace.quant.blocks import Bytes
-from headrace.quant.encode import recoded
 
 KvFormat = Literal["float16", "bfloat16", "int8"]
 
@@ -56,7 +56,7 @@ class CpuBackend:
 
     def encode(self, source: Format, format: Format, rows: Bytes) -> Bytes:
         """Rows of blocks in another format."""
-        return recoded(source, format, rows)
+        return encode(_isa(self.isa), source, format, rows)
 
     def executor(
         self,
