@@ -164,6 +164,19 @@ def test_models_of_other_words_are_refused(tiny: Path, tmp_path: Path) -> None:
         evaluate([variant(tiny), variant(other)], None, ASKED)
 
 
+def test_padding_of_a_vocabulary_is_left_out(tiny: Path, tmp_path: Path) -> None:
+    """Folders may name ids that nobody uses, and files of the same model not: what both know is compared."""
+    unused, normal = ((kind).to_bytes(4, "little") * 27 for kind in (5, 1))
+    data = tiny.read_bytes()
+    assert data.count(unused) == 1
+    (tmp_path / "longer.gguf").write_bytes(data.replace(unused, normal))
+    longer = variant(tmp_path / "longer.gguf")
+    reference, row = evaluate([variant(tiny)], longer, ASKED)["rows"]
+    assert (row["kl_max"], row["top1"], row["nll"]) == (0, 1, reference["nll"])
+    (alone,) = evaluate([longer], None, ASKED)["rows"]
+    assert alone["nll"] > row["nll"]
+
+
 def test_a_window_longer_than_a_context_is_refused(tiny: Path) -> None:
     with pytest.raises(SettingError, match="context is 40"):
         evaluate([variant(tiny, "max_model_len=32")], None, ASKED)

@@ -158,10 +158,11 @@ class _Opened:
         self._llm.close()
 
     def must_speak_as(self, other: _Opened, text: Sequence[Window]) -> None:
-        """SettingError unless both have one vocabulary, and this one takes windows of that length."""
+        """SettingError unless both have one vocabulary, but for padding at its end, and take such windows."""
         name, ours, theirs = self.variant.name, self.tokenizer, other.tokenizer
-        same = self.info.vocab_size == other.info.vocab_size and ours.prefix == theirs.prefix
-        if not same or any(ours.token_bytes(id) != theirs.token_bytes(id) for id in range(self.info.vocab_size)):
+        common = min(self.info.vocab_size, other.info.vocab_size)
+        same = ours.prefix == theirs.prefix and max(map(max, text)) < common
+        if not same or any(ours.token_bytes(id) != theirs.token_bytes(id) for id in range(common)):
             raise SettingError(
                 f"{name} and {other.variant.name} have different vocabularies: what they predict cannot be compared",
                 param="against",
@@ -212,7 +213,9 @@ def _scored(
         if reference is None:
             found: dict[str, Any] = {"nll": negative_log_likelihood(logits, ids)}
         else:
-            compared = compare(reference.logits(window, start, end), logits, ids)
+            expected = reference.logits(window, start, end)
+            known = min(logits.shape[1], expected.shape[1])
+            compared = compare(expected[:, :known], logits[:, :known], ids)
             found = {name: getattr(compared, name) for name in ("nll", "reference_nll", "kl", "agreed")}
         for name, values in found.items():
             columns.setdefault(name, []).append(np.asarray(values, np.float64))
