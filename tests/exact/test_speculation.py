@@ -253,6 +253,49 @@ def test_a_model_that_drafts_for_itself_is_right(tiny: Path, chunk: int, pages: 
     assert tally.accepted == tally.drafted > 500
 
 
+@pytest.mark.parametrize("pages", [14, 60])
+def test_what_a_drafting_model_has_said_wrongly_is_forgotten(tiny: Path, pages: int) -> None:
+    """Some of its draws are changed, and it goes on from them: all before them are right, and so is it afterwards."""
+    params = SamplingParams(max_tokens=90, ignore_eos=True, temperature=0.8, n=2)
+    calls = [Call(call.prompt, params, call.seed) for call in draw_calls(290, 3, 6, [40, 70])]
+    wanted = alone(tiny, calls)
+    config = {"model": str(tiny), "num_speculative_tokens": 6}
+    recorder = Recorder(tiny, speculative_config=config, kv_cache_memory_bytes=pages * PAGE_BYTES * 2)
+    eager(recorder.engine)
+    speculator, rng = recorder.engine.speculator, np.random.default_rng(pages)
+    assert isinstance(speculator, ModelDraft)
+    draw, fill, learn = speculator._draw, speculator.fill, speculator.learn
+    wrong: list[np.ndarray] = []  # of each pass
+    right = 0
+
+    def draw_some_wrongly(step: Any) -> Any:
+        drawn = draw(step)
+        wrong.append(rng.random(len(drawn)) < 0.2)
+        return np.where(wrong[-1], (drawn + 1) % 290, drawn)
+
+    def fill_anew(batch: Batch) -> Any:
+        wrong.clear()
+        return fill(batch)
+
+    def learn_and_count(items: list[Scheduled], seconds: float) -> int:
+        nonlocal right
+        for column, item in enumerate(item for item in items if item.draft):
+            places = [n for n, of_pass in enumerate(wrong) if of_pass[column]]
+            right += min([*places, len(item.draft)])
+        return learn(items, seconds)
+
+    speculator._draw = draw_some_wrongly  # type: ignore[method-assign]
+    speculator.fill = fill_anew  # type: ignore[method-assign]
+    speculator.learn = learn_and_count  # type: ignore[method-assign]
+    chosen = random.Random(pages)
+    for _ in range(4):
+        schedule(recorder, calls, chosen, [chosen.randrange(len(calls)) for _ in range(4)])
+        compare(recorder, wanted)
+    recorder.engine.close()
+    assert speculator.tally.accepted == right > 300
+    assert right < speculator.tally.drafted - 100
+
+
 def test_what_a_drafting_model_has_read_is_found_again(tiny: Path) -> None:
     """The prompt of a second request is a hit for it too: it guesses at once."""
     call = Call(tuple(range(3, 203)), SamplingParams(max_tokens=10, temperature=0, ignore_eos=True), 0)
