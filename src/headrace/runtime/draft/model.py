@@ -40,6 +40,8 @@ _GAIN = 1.02  # what a draft must promise: tokens a second against none
 _PROBE = 64  # steps without drafts after which one is tried again
 _CROWD = 16  # sequences beyond which nothing is guessed
 _SLOW = 0.2  # what one pass changes of what a pass is taken to last
+_OUTLIER = 3.0  # times what was expected: other work held it up, or it was the first
+_FADING = 0.005  # of the difference between what passes took and what they should, in each step without
 _NEAR = 16  # tokens that the drafting model may lack and yet guess after; fewer rows than that hide behind its weights
 _LEAST = 16  # rows of a chunk
 _HOPED = 128  # tokens: the least that an answer without a limit is taken to go on for
@@ -69,6 +71,7 @@ class ModelDraft:
         self._chance = _CHANCE
         self._chances: dict[int, float] = {}
         self._passes: dict[int, float] = {}  # seconds of one, by sequences
+        self._step = 0.0  # seconds of the model's next step without drafts
         self._row = 0.0  # seconds of one row of a chunk; 0: none has run
         self._chunk: Scheduled | None = None  # what the next pass reads of a sequence that has not been read
         self._ran: dict[int, tuple[int, int]] = {}  # of each sequence in the last pass: its `moves`, tokens drawn
@@ -85,6 +88,7 @@ class ModelDraft:
         probing = not count and self._idle >= _PROBE
         self._idle = 0 if count or probing else self._idle + 1
         if not count and not probing:
+            self._fade(len(ready or able))
             return []
         if len(ready) < len(able) and not probing:
             self._chunk = self._chunk_of(items, [item for item in able if item not in ready], gain)
@@ -139,7 +143,8 @@ class ModelDraft:
         """How many tokens to guess for each that may have any; how many times as many a second that should give."""
         chances = [self._chances.get(item.sequence.id, self._chance) for item in able]
         seconds = self._prices.of(items)
-        each = self._passes.get(len(able), self._drafter.share * seconds[0])
+        self._step = seconds[0]
+        each = self._pass(len(able))
         plain = len(items) / seconds[0]
         tokens, best, kept = float(len(items)), _GAIN * plain, 0
         right = [1.0] * len(able)
@@ -156,7 +161,7 @@ class ModelDraft:
 
         An answer is taken to go on for as long as it has. A chunk takes no longer than a step.
         """
-        step = self._prices.of(items)[0]
+        step = self._step
         row = self._row or self._drafter.share * (self._times.rates(self._drafter.limits.tokens)[0] or step)
         for item in late:
             sequence = item.sequence
@@ -176,11 +181,11 @@ class ModelDraft:
         reads = [*parts, self._chunk] if self._chunk else parts
         ahead = max(count - 1, 0)
         step = self._runner.guessing(reads, self._held.unused(batch, reads, ahead), ahead)
-        drawn = [self._draw(step)]
+        rows, drawn = len(step.tokens), [self._draw(step)]
         for read in reads:
             self._held.wrote(read.sequence, read.start + read.count)
         first = time.perf_counter()
-        if count > 1 and len(step.tokens) > len(items):
+        if count > 1 and rows > len(items):
             step = self._runner.guessing([Scheduled(i.sequence, i.start, 1, True) for i in items], [], ahead)
         for _ in range(count - 1):
             step.tokens[:] = drawn[-1]
@@ -188,7 +193,7 @@ class ModelDraft:
                 counter += 1
             step.fresh = step.fresh[:0]
             drawn.append(self._draw(step))
-        self._took(len(items), count, first - began, time.perf_counter() - first)
+        self._took(len(items), count, rows, first - began, time.perf_counter() - first)
         self._ran = {item.sequence.id: (item.sequence.moves, count) for item in items}
         return [tuple(chain) for chain in np.array(drawn).T.tolist()]
 
@@ -203,20 +208,27 @@ class ModelDraft:
         sampled = self._drafter.executor.run(step)
         return np.where(sampled.status == 0, sampled.tokens, np.int32(UNKNOWN))
 
-    def _took(self, items: int, count: int, first: float, rest: float) -> None:
-        """What the passes took, the first of which may have read a chunk."""
-        chunk = self._chunk
-        if chunk is None:
-            self._passes[items] = _towards(self._passes.get(items), (first + rest) / count)
-            return
-        if count > 1:
-            self._passes[items] = _towards(self._passes.get(items), rest / (count - 1))
-        alone = first - (self._passes.get(items, 0.0) if items else 0.0)
-        self._row = _towards(self._row or None, max(alone, first / 2) / chunk.count)
+    def _took(self, items: int, passes: int, rows: int, first: float, rest: float) -> None:
+        """What the passes took, the first of which had so many rows."""
+        each = self._pass(items)
+        if rows == items:
+            first, rest = 0.0, first + rest
+        else:
+            passes -= 1
+        if passes > 0:
+            self._passes[items] = each + _SLOW * (min(rest / passes, _OUTLIER * each) - each)
+        if self._chunk is not None:
+            row = max(first - (each if items else 0.0), first / 2) / self._chunk.count
+            self._row = self._row + _SLOW * (row - self._row) if self._row else row
 
+    def _fade(self, items: int) -> None:
+        """A bad measurement must not keep drafts away for good."""
+        if items in self._passes:
+            self._passes[items] += _FADING * (self._drafter.share * self._step - self._passes[items])
 
-def _towards(before: float | None, now: float) -> float:
-    return now if before is None else before + _SLOW * (now - before)
+    def _pass(self, items: int) -> float:
+        """Seconds of a pass for so many sequences; before there was one, by the weights that it reads."""
+        return self._passes.get(items, self._drafter.share * self._step)
 
 
 def _allowed(sequence: Sequence, guess: tuple[int, ...]) -> tuple[int, ...]:
