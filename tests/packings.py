@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,25 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass
 class Grouped:
-    """value[o, i] = (quants[o, i] - zeros[o, i // group]) * scales[o, i // group]. quants, zeros: from 0 on."""
+    """value[o, i] = (quants[o, i] - zeros[o, i // group]) * scales[o, i // group]. quants, zeros: from 0 on.
+
+    order: the group of each input, where they do not follow each other.
+    """
 
     quants: np.ndarray
     scales: np.ndarray
     zeros: np.ndarray
     group: int
     bits: int = 4
+    order: np.ndarray | None = None
+
+    @property
+    def groups(self) -> np.ndarray:
+        return np.arange(self.quants.shape[1]) // self.group if self.order is None else self.order
 
     @property
     def values(self) -> np.ndarray:
-        group = np.arange(self.quants.shape[1]) // self.group
+        group = self.groups
         whole = self.quants.astype(np.int64) - self.zeros.astype(np.int64)[:, group]
         return (whole * self.scales.astype(np.float64)[:, group]).astype(np.float32)
 
@@ -53,6 +61,14 @@ def rounded(w: np.ndarray, group: int, bits: int = 4, symmetric: bool = False, s
     return Grouped(quants.reshape(rows, -1)[:, :columns], step.astype(np.float32), zeros, size, bits)
 
 
+def scattered(w: np.ndarray, group: int, bits: int = 4, **how: Any) -> Grouped:
+    """As GPTQ does with act-order: inputs are rounded in an order of their own, and lie in the file in the model's."""
+    turn = np.random.default_rng(w.shape[1]).permutation(w.shape[1])
+    found = rounded(w[:, turn], group, bits, **how)
+    back = np.argsort(turn)
+    return replace(found, quants=found.quants[:, back], order=back // group)
+
+
 def brain(x: np.ndarray) -> np.ndarray:
     """The nearest bfloat16 numbers, as float32."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
@@ -70,12 +86,11 @@ def words(values: np.ndarray, axis: int, bits: int, order: Sequence[int] | None 
 
 
 def gptq(module: str, g: Grouped, version: int = 1) -> Arrays:
-    inputs = g.quants.shape[1]
     return {
         f"{module}.qweight": words(g.quants.T, 0, g.bits),
         f"{module}.qzeros": words(g.zeros.T - (version == 1), 1, g.bits),
         f"{module}.scales": np.ascontiguousarray(g.scales.T).astype(np.float16),
-        f"{module}.g_idx": (np.arange(inputs) // g.group).astype(np.int32),
+        f"{module}.g_idx": g.groups.astype(np.int32),
     }
 
 

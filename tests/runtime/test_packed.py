@@ -81,6 +81,22 @@ KINDS: dict[str, tuple[dict[str, Any], Round, Pack, str]] = {
     ),
     "gptq-symmetric": (gptq(sym=True), lambda w: rounded(w, 32, symmetric=True), packings.gptq, "q4_0"),
     "gptq-8": (gptq(bits=8, sym=True), lambda w: rounded(w, 32, 8, symmetric=True), packings.gptq, "q8_0"),
+    "gptq-act-order": (gptq(), lambda w: packings.scattered(w, 32), packings.gptq, "f16"),
+    "gptq-8-act-order": (
+        gptq(bits=8, sym=True),
+        lambda w: packings.scattered(w, 32, 8, symmetric=True),
+        packings.gptq,
+        "f16",
+    ),
+    "packed-act-order": (
+        ct("pack-quantized", actorder="group"),
+        lambda w: packings.scattered(w, 32, symmetric=True),
+        lambda m, g: (
+            packings.pack_quantized(m, g, True)
+            | {f"{m}.weight_scale": g.scales.astype(np.float16), f"{m}.weight_g_idx": g.groups.astype(np.int32)}
+        ),
+        "f16",
+    ),
     "awq": (awq(), lambda w: rounded(w, 32), packings.awq, "q4_z"),
     "awq-64": (awq(group_size=64), lambda w: rounded(w, 64), packings.awq, "q4_z"),
     "packed": (
@@ -119,7 +135,7 @@ KINDS: dict[str, tuple[dict[str, Any], Round, Pack, str]] = {
 
 def made(folder: Path, kind: str, model: str = "llama", skip: str = " ", **changes: Any) -> tuple[Path, tiny.Arrays]:
     """A tiny model packed, but for modules whose names hold `skip`; and the weights that it means, as float32."""
-    config, rounding, packing, _ = KINDS[kind]
+    config, rounding, packing, form = KINDS[kind]
     tensors: packings.Arrays = {}
     meant = tiny.arrays(model)
     for name, a in tiny.arrays(model).items():
@@ -127,7 +143,7 @@ def made(folder: Path, kind: str, model: str = "llama", skip: str = " ", **chang
         if end == "weight" and module.endswith(LINEARS) and skip not in module:
             found = rounding(a)
             tensors |= packing(module, found)
-            meant[name] = found.values
+            meant[name] = found.values if form != "f16" else found.values.astype(np.float16).astype(np.float32)
         else:
             tensors[name] = a
     settings = tiny.config(model) | {"quantization_config": config | changes}
@@ -239,6 +255,17 @@ def test_scales_that_float16_does_not_hold_are_rounded_and_said(
     assert 0 < np.abs(got - exact.values).max() <= np.abs(exact.values).max() / 2048
 
 
+def test_act_order_is_said_and_made_small_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, _ = made(tmp_path, "gptq-act-order")
+    log.addHandler(caplog.handler)
+    try:
+        small = prepare(path, "q8_0")
+    finally:
+        log.removeHandler(caplog.handler)
+    assert "in 14 weights" in caplog.text and "--quantization" in caplog.text
+    assert {format.name for format, _ in small.layouts()["1.mlp.down"].parts} == {"q8_0"}
+
+
 def test_zero_biases_of_modules_that_have_none_are_nothing(tmp_path: Path) -> None:
     """AutoGPTQ leaves them; others are refused as ever."""
     path, _ = made(tmp_path, "gptq", model="qwen2")
@@ -311,9 +338,9 @@ BAD: list[tuple[str, Callable[[packings.Arrays], Any], str, str]] = [
     ("gptq", put("qweight", lambda a: a.reshape(-1)), "qweight", "must be a matrix"),
     ("gptq", put("qweight", lambda a: a[:0]), "qweight", "must be a matrix"),
     ("gptq", put("qweight", to(np.float32)), "qweight", "is f32, not i32"),
-    ("gptq", put("g_idx", with_value(0)), "g_idx", "act-order"),
-    ("gptq", put("g_idx", with_value(2**31 - 1)), "g_idx", "act-order"),
-    ("gptq", put("g_idx", with_value(-1)), "g_idx", "act-order"),
+    ("gptq", put("g_idx", with_value(4)), "g_idx", "outside 0 to 3"),
+    ("gptq", put("g_idx", with_value(2**31 - 1)), "g_idx", "outside 0 to 3"),
+    ("gptq", put("g_idx", with_value(-1)), "g_idx", "outside 0 to 3"),
     ("gptq", put("g_idx", rows(100)), "g_idx", r"expected shape \(128,\)"),
     ("gptq", lambda t: t.update({f"{DOWN}.weight": np.ones((64, 128), np.float32)}), "weight", "and in packed parts"),
     ("gptq-symmetric", put("qzeros", with_value(0x77777776)), "qzeros", "other than 8"),
@@ -344,7 +371,8 @@ BAD: list[tuple[str, Callable[[packings.Arrays], Any], str, str]] = [
         "weight_zero_point",
         "asymmetric",
     ),
-    ("w8a8", lambda t: t.update({f"{DOWN}.weight_g_idx": np.ones(128, np.int32)}), "weight_g_idx", "act-order"),
+    ("w8a8", lambda t: t.update({f"{DOWN}.weight_g_idx": np.ones(128, np.int32)}), "weight_g_idx", "outside 0 to 0"),
+    ("w8a8", lambda t: t.update({f"{DOWN}.weight_g_idx": np.ones(64, np.int32)}), "weight_g_idx", r"shape \(128,\)"),
 ]
 
 

@@ -35,7 +35,7 @@ class Awq:
         group = grouped(inputs, groups, self.group, "scales")
         expect(parts, "scales", (groups, 8 * words), *FLOATS)
         expect(parts, "qzeros", (groups, words), "i32")
-        return Outline((8 * words, inputs), Q4_Z, group)
+        return Outline((8 * words, inputs), Q4_Z, group, 4)
 
     def rows(self, parts: Parts, outline: Outline) -> Bytes:
         scales = np.ascontiguousarray(scales_of(parts, "scales").T)

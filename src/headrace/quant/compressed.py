@@ -19,24 +19,26 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.base.formats import Q4_Z
+from headrace.base.formats import F16, Q4_Z
 from headrace.quant.blocks import Bytes, Floats
 from headrace.quant.config import one_of, whole
 from headrace.quant.packed import (
     FLOATS,
     Q4_0,
     Q8_0,
-    RUN,
     Outline,
     Parts,
     Unfit,
     grouped,
+    in_order,
     integers,
     made,
     matrix,
-    nibbles,
     paired,
     scales_of,
+    signed,
+    spread,
+    unpacked,
 )
 
 PACKED, WHOLE, SCALE, ZERO, SHAPE, ORDER = (
@@ -72,15 +74,15 @@ class Compressed:
     def outline(self, parts: Parts) -> Outline:
         if PACKED not in parts and WHOLE not in parts:
             raise Unfit(PACKED, "is missing")
-        format, shape = self._packed(parts) if PACKED in parts else (Q8_0, matrix(parts, WHOLE, "i8"))
+        bits, shape = self._packed(parts) if PACKED in parts else (8, matrix(parts, WHOLE, "i8"))
         groups = _groups(parts, shape[0])
         group = grouped(shape[1], groups, self.group, SCALE)
-        _check_zeros(parts, shape[0], groups, format)
-        if ORDER in parts and not _in_order(parts, shape[1], group):
-            raise Unfit(ORDER, "the inputs of a group do not follow each other (act-order): not supported")
-        return Outline(shape, Q4_Z if format is Q4_0 and ZERO in parts else format, group)
+        _check_zeros(parts, shape[0], groups, bits)
+        format = Q8_0 if bits == 8 else Q4_Z if ZERO in parts else Q4_0
+        return Outline(shape, format if in_order(parts, ORDER, shape[1], group) else F16, group, bits)
 
-    def _packed(self, parts: Parts) -> tuple[Any, tuple[int, int]]:
+    def _packed(self, parts: Parts) -> tuple[int, tuple[int, int]]:
+        """Bits, and the shape."""
         outputs, words = matrix(parts, PACKED, "i32")
         if SHAPE not in parts:
             raise Unfit(SHAPE, "is missing")
@@ -92,19 +94,26 @@ class Compressed:
             raise Unfit(PACKED, f"has {bits} bits a value; 4 and 8 are supported")
         if (rows, inputs * bits) != (outputs, 32 * words):
             raise Unfit(SHAPE, f"is {(rows, inputs)}, which {bits} bits of {PACKED} {(outputs, words)} do not give")
-        return Q4_0 if bits == 4 else Q8_0, (outputs, inputs)
+        return bits, (outputs, inputs)
 
     def rows(self, parts: Parts, outline: Outline) -> Bytes:
         rows, _ = outline.shape
-        scales = _spread(scales_of(parts, SCALE), rows)
-        zeros = _zeros(parts, rows, scales.shape[1], outline.format)
-        if outline.format is not Q8_0:
-            return made(outline, paired(integers(parts[PACKED])), scales, zeros)
-        if WHOLE in parts and PACKED not in parts:
-            signed = integers(parts[WHOLE])
-        else:
-            signed = (integers(parts[PACKED]).view(np.uint8) ^ np.uint8(128)).view(np.int8)
-        return made(outline, signed.reshape(rows, -1, RUN), scales)
+        scales = _each_row(scales_of(parts, SCALE), rows)
+        zeros = _zeros(parts, rows, scales.shape[1], outline)
+        if outline.format is F16:
+            middle = 2 ** (outline.bits - 1)
+            return spread(
+                _quants(parts, outline.bits), scales, middle if zeros is None else zeros, integers(parts[ORDER])
+            )
+        quants = paired(integers(parts[PACKED])) if outline.bits == 4 else signed(_quants(parts, 8))
+        return made(outline, quants, scales, zeros)
+
+
+def _quants(parts: Parts, bits: int) -> NDArray[np.uint8]:
+    """uint8 [outputs, inputs], from 0 on."""
+    if PACKED in parts:
+        return unpacked(integers(parts[PACKED]), bits)
+    return np.asarray(integers(parts[WHOLE]).view(np.uint8) ^ np.uint8(128), np.uint8)
 
 
 def _groups(parts: Parts, outputs: int) -> int:
@@ -118,50 +127,38 @@ def _groups(parts: Parts, outputs: int) -> int:
     return scale.shape[1]
 
 
-def _spread(scales: Floats, rows: int) -> Floats:
+def _each_row(scales: Floats, rows: int) -> Floats:
     """[rows, groups], whatever they are for."""
     return np.asarray(
         np.broadcast_to(scales.reshape(-1, 1), (rows, 1)) if scales.ndim < 2 or len(scales) == 1 else scales
     )
 
 
-def _check_zeros(parts: Parts, rows: int, groups: int, format: Any) -> None:
+def _check_zeros(parts: Parts, rows: int, groups: int, bits: int) -> None:
     """Of the scales' shape, or packed down the outputs."""
     if ZERO not in parts:
         return
-    bits, found = 4 if format is Q4_0 else 8, parts[ZERO]
-    packed = (-(-rows * bits // 32), groups)
+    found, packed = parts[ZERO], (-(-rows * bits // 32), groups)
     good = found.shape == packed if found.format.name == "i32" else found.shape == parts[SCALE].shape
     if found.format.name not in ("i8", "i32") or not good:
-        raise Unfit(
-            ZERO, f"expected int8 {parts[SCALE].shape} or int32 {packed}, found {found.format.name} {found.shape}"
-        )
+        wanted = f"int8 {parts[SCALE].shape} or int32 {packed}"
+        raise Unfit(ZERO, f"expected {wanted}, found {found.format.name} {found.shape}")
 
 
-def _zeros(parts: Parts, rows: int, groups: int, format: Any) -> NDArray[np.uint8] | None:
+def _zeros(parts: Parts, rows: int, groups: int, outline: Outline) -> NDArray[np.uint8] | None:
     """uint8 [rows, groups], none where all are the middle. Raises `Unfit` for those that there is no block for."""
     if ZERO not in parts:
         return None
-    middle, most = (128, 255) if format is Q8_0 else (8, 15)
-    found = integers(parts[ZERO])
+    middle, found = 2 ** (outline.bits - 1), integers(parts[ZERO])
     if parts[ZERO].format.name == "i32":
-        words = np.ascontiguousarray(found.T)
-        flat = words.view(np.uint8) if format is Q8_0 else nibbles(words)
-        zeros = np.ascontiguousarray(flat[:, :rows].T).astype(np.int16)
+        zeros = np.ascontiguousarray(unpacked(found.T, outline.bits)[:, :rows].T).astype(np.int16)
     else:
-        zeros = np.broadcast_to(found.reshape(-1, groups), (rows, groups)).astype(np.int16) + middle
-    if format is Q8_0 and (zeros != middle).any():
+        zeros = np.broadcast_to(found.reshape(-1, groups), (rows, groups)).astype(np.int16) + np.int16(middle)
+    if outline.format is Q8_0 and (zeros != middle).any():
         raise Unfit(ZERO, "8 bits with zero points other than 0 (asymmetric) are not supported")
-    if (zeros < 0).any() or (zeros > most).any():
-        raise Unfit(ZERO, f"holds zero points outside {-middle} to {most - middle}")
+    if (zeros < 0).any() or (zeros >= 2 * middle).any():
+        raise Unfit(ZERO, f"holds zero points outside {-middle} to {middle - 1}")
     return zeros.astype(np.uint8)
-
-
-def _in_order(parts: Parts, inputs: int, group: int) -> bool:
-    if parts[ORDER].format.name != "i32" or parts[ORDER].shape != (inputs,):
-        raise Unfit(ORDER, f"expected int32 ({inputs},), found {parts[ORDER].format.name} {parts[ORDER].shape}")
-    found = integers(parts[ORDER])
-    return bool((found == np.arange(inputs) // group).all())
 
 
 def scheme(config: Mapping[str, Any]) -> Compressed:

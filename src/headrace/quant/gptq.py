@@ -16,25 +16,27 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.base.formats import Q4_Z
+from headrace.base.formats import F16, Q4_Z
 from headrace.quant.blocks import Bytes
 from headrace.quant.config import one_of, whole
 from headrace.quant.packed import (
     FLOATS,
     Q4_0,
     Q8_0,
-    RUN,
     Outline,
     Parts,
     Unfit,
     expect,
     grouped,
+    in_order,
     integers,
     made,
     matrix,
-    nibbles,
     paired,
     scales_of,
+    signed,
+    spread,
+    unpacked,
 )
 
 
@@ -62,29 +64,26 @@ class Gptq:
         if outputs * bits % 32:
             raise Unfit("qweight", f"has {outputs} outputs, whose zero points fill no whole words")
         expect(parts, "qzeros", (groups, outputs * bits // 32), "i32")
-        expect(parts, "g_idx", (inputs,), "i32")
-        if "g_idx" in parts and (integers(parts["g_idx"]) != np.arange(inputs) // group).any():
-            raise Unfit("g_idx", "the inputs of a group do not follow each other (act-order, desc_act): not supported")
-        return Outline((outputs, inputs), Q8_0 if bits == 8 else Q4_0 if self.symmetric else Q4_Z, group)
+        format = Q8_0 if bits == 8 else Q4_0 if self.symmetric else Q4_Z
+        return Outline((outputs, inputs), format if in_order(parts, "g_idx", inputs, group) else F16, group, bits)
 
     def rows(self, parts: Parts, outline: Outline) -> Bytes:
         words = np.ascontiguousarray(integers(parts["qweight"]).T)
         scales = np.ascontiguousarray(scales_of(parts, "scales").T)
         zeros = self._zeros(integers(parts["qzeros"]), outline)
-        if outline.format is Q8_0:
-            signed = (words.view(np.uint8) ^ np.uint8(128)).view(np.int8)
-            return made(outline, signed.reshape(len(words), -1, RUN), scales)
-        return made(outline, paired(words), scales, zeros)
+        if outline.format is F16:
+            return spread(unpacked(words, outline.bits), scales, zeros, integers(parts["g_idx"]))
+        quants = paired(words) if outline.bits == 4 else signed(unpacked(words, 8))
+        return made(outline, quants, scales, zeros)
 
     def _zeros(self, words: NDArray[Any], outline: Outline) -> NDArray[np.uint8]:
         """uint8 [outputs, groups]."""
-        eight = outline.format is Q8_0
-        zeros = (np.ascontiguousarray(words).view(np.uint8) if eight else nibbles(words)) + np.uint8(self.offset)
-        middle = 128 if eight else 8
-        if outline.format is not Q4_Z and (zeros != middle).any():
+        stored, most, middle = unpacked(words, outline.bits), 2**outline.bits - 1, 2 ** (outline.bits - 1)
+        if self.offset and (stored == most).any():
+            raise Unfit("qzeros", f"holds {most}, which format v1 (checkpoint_format 'gptq') has no meaning for")
+        zeros = stored + np.uint8(self.offset)
+        if outline.format in (Q4_0, Q8_0) and (zeros != middle).any():
             raise Unfit("qzeros", f"holds zero points other than {middle}, which symmetric weights have: not supported")
-        if (zeros > 15).any() and not eight:
-            raise Unfit("qzeros", "holds 15, which format v1 (checkpoint_format 'gptq') has no meaning for")
         return np.ascontiguousarray(zeros.T)
 
 

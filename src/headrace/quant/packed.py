@@ -3,6 +3,7 @@
 Owes: blocks of ours that hold the same numbers, made without a float in between: value = (quant - zero) * scale.
 Four bits with one zero point for all become q4_0, with zero points of their own q4_z; eight bits become q8_0. Exact
 where float16 holds a scale, as it does those that are float16 and, from 2^-17 to 65504, bfloat16; others are rounded.
+Where a group's inputs do not follow each other (act-order) no block can share its scale: such weights become float16.
 Does not know files: a part is a shape, a format and bytes.
 """
 
@@ -21,6 +22,7 @@ from headrace.quant.blocks import LAYOUTS, Bytes, Floats, dequantize
 Q4_0, Q8_0 = FORMATS["q4_0"], FORMATS["q8_0"]
 RUN = 32  # values of a block in all three
 FLOATS = ("f16", "bf16", "f32")
+_AT_ONCE = 256  # rows that are float32 at a time
 MOST_GROUPS = 1 << 16  # of a row; no model has as many inputs
 
 
@@ -50,11 +52,16 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What parts make, known before they are read. group: how many inputs share a scale."""
+    """What parts make, known before they are read.
+
+    format: float16 where the inputs of a group do not follow each other. group: how many inputs share a scale. bits: of
+    a quant.
+    """
 
     shape: tuple[int, int]
     format: Format
     group: int
+    bits: int
 
 
 class Scheme(Protocol):
@@ -116,8 +123,19 @@ def grouped(columns: int, groups: int, size: int | None, scales: str) -> int:
     return group
 
 
+def in_order(parts: Parts, name: str, inputs: int, group: int) -> bool:
+    """Whether inputs belong to groups one after the other: as the part says, or because it is absent."""
+    if name not in parts:
+        return True
+    expect(parts, name, (inputs,), "i32")
+    found, most = integers(parts[name]), -(-inputs // group)
+    if (found >= most).any():  # unsigned: those below zero as well
+        raise Unfit(name, f"holds groups outside 0 to {most - 1}")
+    return bool((found == np.arange(inputs) // group).all())
+
+
 def integers(part: Stored) -> NDArray[Any]:
-    """An integer part as it is: views of the file, not to be written to."""
+    """An integer part as it is, int32 as uint32: views of the file, not to be written to."""
     kind = {"i8": "<i1", "i32": "<u4", "i64": "<i8"}[part.format.name]
     return np.ascontiguousarray(part.rows()).reshape(-1).view(kind).reshape(part.shape)
 
@@ -131,14 +149,14 @@ def scales_of(parts: Parts, name: str) -> Floats:
     return values
 
 
-def nibbles(words: NDArray[Any]) -> NDArray[np.uint8]:
-    """uint32 [rows, n], eight values a word, the first in the lowest bits -> uint8 [rows, 8 n]."""
+def unpacked(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """uint32 [rows, n], the first value of a word in its lowest bits -> uint8 [rows, n * 32 / bits]. bits: 4 or 8."""
     packed = np.ascontiguousarray(words).view(np.uint8)
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(words), -1)
+    return packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(words), -1)
 
 
 def paired(words: NDArray[Any]) -> NDArray[np.uint8]:
-    """Words as of `nibbles`, uint32 [rows, n], as the bytes of blocks: uint8 [rows, n / 4, 16].
+    """Words of four-bit values as in `unpacked`, uint32 [rows, n], as the bytes of blocks: uint8 [rows, n / 4, 16].
 
     Byte i of a block holds value i in its low bits, value i + 16 in its high ones.
     """
@@ -148,6 +166,11 @@ def paired(words: NDArray[Any]) -> NDArray[np.uint8]:
     odd = ((low >> np.uint32(4)) & mask) | (high & ~mask)
     both = np.stack([even.view(np.uint8), odd.view(np.uint8)], axis=-1)
     return both.reshape(len(words), -1, RUN // 2)
+
+
+def signed(quants: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Bytes [rows, inputs] less 128: int8 [rows, blocks, 32]."""
+    return (quants ^ np.uint8(128)).view(np.int8).reshape(len(quants), -1, RUN)
 
 
 def made(outline: Outline, quants: NDArray[Any], scales: Floats, zeros: NDArray[np.uint8] | None = None) -> Bytes:
@@ -165,3 +188,18 @@ def made(outline: Outline, quants: NDArray[Any], scales: Floats, zeros: NDArray[
         assert zeros is not None
         blocks["zero"] = zeros[:, group]
     return blocks.view(np.uint8).reshape(rows, outline.format.row_bytes(columns))
+
+
+def spread(quants: NDArray[np.uint8], scales: Floats, zeros: NDArray[np.uint8] | int, order: NDArray[Any]) -> Bytes:
+    """Float16 rows, for groups of inputs that lie anywhere: each value rounded once.
+
+    quants: [rows, inputs]; scales, zeros: [rows, groups], or one zero point for all; order: the group of each input.
+    """
+    out = np.empty(quants.shape, np.float16)
+    each = np.broadcast_to(zeros, scales.shape)
+    for at in range(0, len(quants), _AT_ONCE):
+        rows = slice(at, at + _AT_ONCE)
+        whole = quants[rows].astype(np.float32) - each[rows, order]
+        with np.errstate(over="ignore"):  # Inf is found like any other
+            out[rows] = whole * scales[rows, order]
+    return out.view(np.uint8)

@@ -7,11 +7,12 @@ and what they mean meet. Does not know models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
+from pathlib import Path
 
 from headrace.base.errors import BadModelFile
-from headrace.base.formats import F32, INTEGERS
+from headrace.base.formats import F16, F32, INTEGERS
 from headrace.base.log import log
 from headrace.quant.blocks import Bytes
 from headrace.quant.packed import Outline, Scheme, Unfit
@@ -39,7 +40,7 @@ def understood(checkpoint: Checkpoint) -> Checkpoint:
         if name in tensors:
             raise BadModelFile(tensors[name].file, "is there as a plain weight and in packed parts", tensor=name)
         tensors[name] = _packed(scheme, name, module, parts)
-    _note_scales(checkpoint, modules)
+    _note(checkpoint.path, [tensor for tensor in tensors.values() if isinstance(tensor, PackedTensor)])
     plain = {key: value for key, value in config.items() if key != QUANTIZATION}
     return checkpoint.understood(plain, tensors, scheme.about)
 
@@ -85,11 +86,18 @@ def _named(unfit: Unfit, module: str, parts: Mapping[str, Tensor]) -> BadModelFi
     return BadModelFile(part.file, str(unfit), tensor=f"{module}.{unfit.part}")
 
 
-def _note_scales(checkpoint: Checkpoint, modules: Mapping[str, Mapping[str, Tensor]]) -> None:
-    wide = [name for name, parts in modules.items() if any(part.format is F32 for part in parts.values())]
+def _note(path: Path, packed: Collection[PackedTensor]) -> None:
+    """Says what is not kept as it is."""
+    wide = sum(any(part.format is F32 for part in tensor.parts.values()) for tensor in packed)
     if wide:
         log.warning(
-            "%s: %d weights have float32 scales, which are rounded to float16: by 1 in 4,096 at most",
-            checkpoint.path,
-            len(wide),
+            "%s: %d weights have float32 scales, which are rounded to float16: by 1 in 4,096 at most", path, wide
+        )
+    scattered = sum(tensor.format is F16 for tensor in packed)
+    if scattered:
+        log.warning(
+            "%s: in %d weights the inputs of a group do not follow each other (act-order): they are taken as float16,"
+            " which is large and slow; --quantization makes them small again",
+            path,
+            scattered,
         )
