@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from headrace import _native
-from headrace.base.formats import FORMATS
+from headrace.base.formats import COMPUTED
 from headrace.quant import blocks
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 64)
@@ -22,7 +22,7 @@ STREAM_BYTES = 48 << 20
 
 def packed(name: str, rows: int, rng: np.random.Generator) -> tuple[_native.Packed, float]:
     """A random matrix [rows, COLUMNS], and the bytes of file rows packed a second."""
-    some = blocks.pack_random(FORMATS[name], min(rows, 4096), COLUMNS, rng)
+    some = blocks.pack_random(COMPUTED[name], min(rows, 4096), COLUMNS, rng)
     matrix = _native.Packed(name, rows, COLUMNS)
     best = 0.0
     for first in range(0, rows, len(some)):
