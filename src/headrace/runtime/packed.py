@@ -91,7 +91,7 @@ def _note(path: Path, packed: Collection[PackedTensor]) -> None:
     wide = sum(any(part.format is F32 for part in tensor.parts.values()) for tensor in packed)
     if wide:
         log.warning(
-            "%s: %d weights have float32 scales, which are rounded to float16: by 1 in 4,096 at most", path, wide
+            "%s: %d weights have float32 scales, which are rounded to float16: by 1 in 2,048 at most", path, wide
         )
     scattered = sum(tensor.format is F16 for tensor in packed)
     if scattered:

@@ -34,6 +34,7 @@ PREFERENCE = (
 
 _FOLDER_FILES = frozenset({
     "config.json", "generation_config.json", "model.safetensors.index.json",
+    "quantize_config.json", "quant_config.json",
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 })  # fmt: skip
