@@ -19,6 +19,7 @@ from headrace.base.log import log
 from headrace.quant.blocks import dequantize
 from headrace.runtime.load import Prepared, prepare
 from headrace.runtime.plan import of_path
+from headrace.weights.inspect import describe
 from packings import Grouped, rounded
 from steps import World
 
@@ -205,6 +206,16 @@ def test_other_architectures(model: str, tmp_path: Path) -> None:
     path = packings.write(tmp_path / "packed", tiny.config(model) | {"quantization_config": awq()}, tensors)
     floats = tiny.write_folder(tmp_path / "floats", tiny.config(model), meant)
     np.testing.assert_array_equal(logits(path, None, model), logits(floats, None, model))
+
+
+def test_inspect_says_how_it_is_quantised(tmp_path: Path) -> None:
+    path, _ = made(tmp_path, "awq")
+    about = describe(prepare(path).checkpoint)
+    groups = {group.name: group for group in about.groups}
+    assert about.scheme == "AWQ, 4 bits, groups of 32"
+    assert groups["mlp"].formats == {"q4_z": 6} and groups["embedding"].formats == {"f32": 1}
+    assert groups["mlp"].values == 6 * 64 * 128 and groups["mlp"].bytes == 6 * 64 * 128 * (4 + (16 + 4) / 32) / 8
+    assert describe(prepare(tiny.TINY / "llama").checkpoint).scheme == ""
 
 
 def test_modules_that_were_left_out_are_plain(tmp_path: Path) -> None:
