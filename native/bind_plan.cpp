@@ -173,6 +173,12 @@ void copy(const Plan& plan, Slice what, nb::ndarray<float, nb::ndim<2>, nb::c_co
     plan.copy(what, static_cast<int>(out.shape(0)), out.data());
 }
 
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>, nb::c_contig>;
+
+Bytes page(nb::pointer_and_handle<Plan> plan, int number) {
+    return Bytes(plan.p->page(number), {plan.p->page_bytes()}, plan.h);
+}
+
 KvFormat kv_format(const std::string& name) {
     if (name == "float16") return KvFormat::F16;
     if (name == "bfloat16") return KvFormat::BF16;
@@ -267,6 +273,8 @@ Every call raises ValueError when what it is given does not fit together.)")
              "A value's rows as the last step left them, into a float32 [rows, columns] array.")
         .def("profile", &Plan::profile, "on"_a, "Starts or stops measuring phases, from zero.")
         .def("timings", &Plan::timings, "(phase, runs, seconds) for each phase in order, waiting included.")
+        .def("page", &page, "number"_a,
+             "The bytes of a KV page over all layers: a view, which no step may change while it is used.")
         .def_prop_ro("page_bytes", &Plan::page_bytes, "Bytes of a KV page over all layers.")
         .def_prop_ro("threads", &Plan::threads);
 }

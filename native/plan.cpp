@@ -470,6 +470,11 @@ void Plan::work(int thread) {
         sweep(tail_, {live_, thread, first, std::min(limits_.chunk, step.logits() - first)});
 }
 
+uint8_t* Plan::page(int number) {
+    require(number >= 0 && number < limits_.pages, "no such page");
+    return cache_->data() + number * page_bytes_;
+}
+
 // Each thread has its own bytes of all pages: what is copied, copied on and zeroed stays in order without a barrier.
 void Plan::prepare_pages(const StepArrays& step, int thread) {
     if (step.fresh.empty() && step.copies.empty()) return;

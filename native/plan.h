@@ -64,6 +64,7 @@ class Plan {
     std::vector<std::tuple<std::string, long, double>> timings() const;  // (phase, runs, seconds)
 
     size_t page_bytes() const { return page_bytes_; }
+    uint8_t* page(int number);  // its page_bytes, over all layers
     int threads() const { return pool_.threads(); }
     const Limits& limits() const { return limits_; }
 

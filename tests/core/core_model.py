@@ -7,12 +7,14 @@ The next token is a function of all those numbers, read through the table.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from itertools import count
 from zlib import crc32
 
 from headrace.core.sampling import SamplingParams
 from headrace.core.scheduler import Batch, Limits, Outcome, Scheduled, Scheduler
 from headrace.core.sequence import Sequence
+from headrace.core.store import Chain, Name
 
 VOCAB = 40
 _ids = count()
@@ -89,6 +91,38 @@ class PagedModel:
         number = self.memory[s.pages[position // self.size]][position % self.size]
         assert number is not None, f"position {position} of {s} was never computed"
         return number
+
+
+class Keeper:
+    """A page store that writes late, when `write` is called, and hands out nothing where `fails` says so."""
+
+    def __init__(self, fails: Callable[[], bool] = lambda: False) -> None:
+        self.pages: dict[int, list[int | None]] = {}
+        self.waiting: list[tuple[int, int, object, Name]] = []
+        self.fails = fails
+        self.memory: list[list[int | None]] = []  # of the model at hand
+
+    def __contains__(self, key: int) -> bool:
+        return key in self.pages
+
+    def load(self, key: int, page: int) -> bool:
+        failed = self.fails()
+        self.memory[page] = [99] * len(self.memory[page]) if failed else self.pages[key].copy()
+        return not failed
+
+    def offer(self, chain: Chain, pages: Items[int], count: int, name: Name) -> None:
+        for (key, _), page in zip(chain[:count], pages[:count], strict=True):
+            if key not in self.pages:
+                self.waiting.append((key, page, name(page), name))
+
+    def forget(self, key: int) -> None:
+        self.pages.pop(key, None)
+
+    def write(self) -> None:
+        for key, page, known, name in self.waiting:
+            if known is not None and name(page) is known:
+                self.pages[key] = self.memory[page].copy()
+        self.waiting = []
 
 
 def ask(prompt: Iterable[int], max_tokens: int | None = 4, *, request: str = "", choice: int = 0, seed: int = 0,

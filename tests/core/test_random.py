@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from core_model import PagedModel, answer, ask, check_batch, drain
+from core_model import Keeper, PagedModel, answer, ask, check_batch, drain, said
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -27,10 +27,11 @@ class Operations(RuleBasedStateMachine):
         cache=st.sampled_from([True, True, True, False]),
         constant_hash=st.booleans(),
         pace=st.none() | st.lists(st.integers(-3, 40), min_size=1, max_size=4),
+        fails=st.none() | st.lists(st.booleans(), min_size=1, max_size=5),
     )
     def start(
         self, pages: int, seqs: int, budget: int, caching: bool, static: bool, cache: bool, constant_hash: bool,
-        pace: list[int] | None,
+        pace: list[int] | None, fails: list[bool] | None,
     ) -> None:  # fmt: skip
         length = 30
         limits = Limits(
@@ -44,17 +45,39 @@ class Operations(RuleBasedStateMachine):
             kv_cache=cache,
         )
         self.limits = limits
-        paces = itertools.cycle(pace or [])
-        self.scheduler = Scheduler(
+        paces, failing = itertools.cycle(pace or []), itertools.cycle(fails or [])
+        self.store = Keeper(lambda: next(failing)) if fails else None
+        self.new = lambda: Scheduler(
             limits,
             hasher=(lambda *_: 7) if constant_hash else chain_hash,
             pace=(lambda *_: next(paces)) if pace else None,
+            store=self.store,
         )
         self.extra = 1
-        self.model = PagedModel(limits, lambda: self.extra)
-        self.batch: Batch | None = None
+        self.begin()
         self.sequences: list[Sequence] = []
         self.accepted: list[Sequence] = []
+
+    def begin(self) -> None:
+        self.scheduler, self.model = self.new(), PagedModel(self.limits, lambda: self.extra)
+        self.batch: Batch | None = None
+        if self.store is not None:
+            self.store.memory = self.model.memory
+
+    @precondition(lambda self: self.store is not None)
+    @rule()
+    def write(self) -> None:
+        assert self.store is not None
+        self.store.write()
+
+    @precondition(lambda self: self.store is not None)
+    @rule()
+    def restart(self) -> None:
+        assert self.store is not None
+        for s in self.accepted:
+            self.scheduler.abort(s.id)
+        self.store.waiting = []
+        self.begin()
 
     @rule(
         shared=st.integers(0, 12),
@@ -140,6 +163,7 @@ class Operations(RuleBasedStateMachine):
             self.extra = 1
             drain(self.scheduler, self.model)
             assert all(s.finish is not None and s.pages == [] for s in self.accepted)
+            assert all(said(s) == answer(s.tokens[: s.prompt_len], s.seed, s.generated) for s in self.accepted)
 
 
 TestOperations = Operations.TestCase

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace import LLM, RequestError, SamplingParams
+from headrace.backends.registry import backend_named
 from headrace.base.errors import CapacityError, SettingError
 from headrace.base.settings import EngineSettings
-from headrace.engine.loading import generation_of
+from headrace.engine.loading import HARMLESS, generation_of, pages_identity
 from headrace.engine.requests import checked, own_defaults
 from headrace.weights import open_checkpoint
 from tiny_model import FLOATS, overflows_on, write_tiny
@@ -260,6 +262,57 @@ def test_settings_that_cannot_work_are_refused_at_once(
 ) -> None:
     with pytest.raises(error, match=says):
         open_llm(tiny, **settings)
+
+
+def test_a_folder_for_prefixes_that_cannot_be_is_refused(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    for settings in (
+        {"kv_cache_dir": "kv", "enable_prefix_caching": False},
+        {"kv_cache_dir": "kv", "kv_cache": False},
+        {"kv_cache_dir": ""},
+        {"kv_cache_dir": str(tmp_path / "open")},
+    ):
+        with pytest.raises(SettingError, match="kv_cache_dir") as refused:
+            open_llm(tiny, **settings)
+        assert refused.value.param == "kv_cache_dir"
+    for size in 0, 100:
+        with pytest.raises(SettingError, match="kv_cache_dir_bytes"):
+            open_llm(tiny, kv_cache_dir=str(tmp_path / "kv"), kv_cache_dir_bytes=size)
+
+
+def test_prefixes_are_kept_beyond_the_model(tiny: Path, tmp_path: Path) -> None:
+    prompt = {"prompt_token_ids": [3 + i % 200 for i in range(100)]}
+    cached, said = [], []
+    for _ in range(2):
+        with open_llm(tiny, kv_cache_dir=str(tmp_path / "kv")) as llm:
+            out = llm.generate(prompt, GREEDY)[0]
+            cached.append(out.num_cached_tokens)
+            said.append(out.outputs[0].token_ids)
+    assert cached == [0, 96]
+    assert said[0] == said[1]
+
+
+def test_what_may_change_a_bit_of_a_page_makes_another_file(tiny: Path, tmp_path: Path) -> None:
+    plain = EngineSettings.of(str(tiny))
+
+    def identity(path: Path = tiny, **changed: Any) -> str:
+        settings = replace(plain, **changed)
+        backend = backend_named(settings.backend, kv=settings.kv_cache_dtype)
+        return pages_identity(settings, open_checkpoint(path), backend)
+
+    assert identity(threads=1, max_model_len=100, isa="scalar", model="moved", chat_template="{{x}}") == identity()
+    other = tmp_path / "other.gguf"
+    other.write_bytes(tiny.read_bytes()[:-1] + bytes([tiny.read_bytes()[-1] ^ 1]))  # one bit of one weight
+    changed = [
+        identity(dtype="bfloat16"),
+        identity(backend="reference"),
+        identity(quantization="q8_0"),
+        identity(kv_cache_dtype="int8"),
+        identity(other),
+    ]
+    assert len({identity(), *changed}) == 1 + len(changed)
+    assert {field.name for field in fields(EngineSettings)} >= HARMLESS, "a setting that is gone"
 
 
 def test_an_instruction_set_of_the_environment_that_is_not_there_is_named(

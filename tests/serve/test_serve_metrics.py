@@ -63,7 +63,8 @@ async def full(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     """Everything that can be on the page."""
     settings = AppSettings(names=("tiny",), price_per_hour=PRICE, goodput=("ttft:100000 tpot:100000", "e2el:0.001"))
     engine.counts = Stats(generation_tokens=5, step_tokens=[1, 2, *[0] * 12], all_tokens=9, prompt_machine=2.0,
-                          drafts=3, drafted_tokens=6, accepted_tokens=4, accepted_at=[3, 1])  # fmt: skip
+                          drafts=3, drafted_tokens=6, accepted_tokens=4, accepted_at=[3, 1], file_pages=8,
+                          prefix_queries=90, prefix_hits=64, file_traffic=[2, 9, 1], loaded_tokens=32)  # fmt: skip
     async with client_of(App(engine, settings)) as made:  # type: ignore[arg-type]
         yield made
 
@@ -129,6 +130,16 @@ async def test_guesses_are_counted_where_there_are_any(full: httpx.AsyncClient, 
     assert [value(found, name, position=str(place)) for place in range(2)] == [3, 1]
     assert value(found, "vllm:spec_decode_num_accepted_tokens_total") == 4
     assert not any("spec_decode" in name for name in await page(real[1]))
+
+
+async def test_the_file_of_pages_is_counted_where_there_is_one(full: httpx.AsyncClient, real: Any) -> None:
+    found = await page(full)
+    assert value(found, "headrace:kv_file_pages") == 8
+    ways = ("loaded", "stored", "damaged")
+    assert [value(found, "headrace:kv_file_traffic_pages_total", way=way) for way in ways] == [2, 9, 1]
+    tokens = [value(found, f"vllm:external_prefix_cache_{name}_total") for name in ("queries", "hits")]
+    assert tokens == [90 - 64 + 32, 32]
+    assert not any("kv_file" in name or "external" in name for name in await page(real[1]))
 
 
 async def test_requests_are_measured(full: httpx.AsyncClient) -> None:

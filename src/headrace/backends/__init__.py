@@ -44,6 +44,10 @@ class Executor(Protocol):
 
     def run(self, step: Step) -> Sampled: ...
 
+    def page(self, page: int) -> list[memoryview]:
+        """Views of all the bytes of a KV page, in an order that is always the same. No step may run that changes it."""
+        ...
+
     def rates(self) -> Rates | None:
         """What the machine does at best, measured now: takes a moment. None where nobody knows."""
         ...

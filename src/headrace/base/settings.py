@@ -40,6 +40,8 @@ class EngineSettings:
     kv_cache_dtype: what keys and values are kept as: "float16" (and "auto"); "bfloat16", for models that have larger
         ones than 65504; or "int8", with a scale for each token and head: half the memory, and faster at long contexts;
         see docs/log.md for what it costs. The reference back end's "auto" keeps float32.
+    kv_cache_dir: a folder where prefixes are kept beyond a restart, one for each model; None: nowhere. It holds what
+        prompts and answers were, in the model's numbers. kv_cache_dir_bytes: the most that they take there.
     threads: of the native pool; 0 takes what the machine allows this process.
     quantization: one of ENCODED: what float weights are rounded to as they are loaded, as `headrace quantize --method
         plain` does it; None (or "none"): not at all. The bits are those of that file.
@@ -70,6 +72,8 @@ class EngineSettings:
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: Literal["auto", "float16", "bfloat16", "int8"] = "auto"
     quantization: str | None = None
+    kv_cache_dir: str | None = None
+    kv_cache_dir_bytes: int = 4 << 30
     threads: int = 0
     batching: Literal["continuous", "static"] = "continuous"
     kv_cache: bool = True
@@ -84,6 +88,8 @@ class EngineSettings:
             value = getattr(self, name)
             if not ok(value):
                 raise SettingError(f"{name} must be {wanted}, got {value!r}", param=name)
+        if self.kv_cache_dir is not None and not (self.enable_prefix_caching and self.kv_cache):
+            raise SettingError("kv_cache_dir keeps prefixes, but prefix caching is off", param="kv_cache_dir")
         if self.speculative_config is not None:
             Speculation.of(self.speculative_config)
 
@@ -149,6 +155,8 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda v: v in (None, "none", *ENCODED),
         f"one of {', '.join(ENCODED)}, or none (a checkpoint that is quantised already says so itself)",
     ),
+    "kv_cache_dir": (_optional(_text), "the path of a folder"),
+    "kv_cache_dir_bytes": (_whole(1), "a number of bytes"),
     "threads": (_whole(0, 256), "from 0 (automatic) to 256"),
     "batching": (lambda v: v in ("continuous", "static"), "'continuous' or 'static'"),
     "kv_cache": (_flag, "true or false"),

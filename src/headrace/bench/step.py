@@ -41,7 +41,7 @@ class _Watched:
         self._run, self._kv_bytes = executor.run, kv_bytes
         self.weight_bytes, self.page_bytes = executor.weight_bytes, executor.page_bytes
         self.threads, self.isa = executor.threads, executor.isa
-        self.close, self.rates = executor.close, executor.rates
+        self.close, self.rates, self.page = executor.close, executor.rates, executor.page
         self.load, self.seconds = Load([], [], 0), 0.0
 
     def run(self, step: Step) -> Sampled:

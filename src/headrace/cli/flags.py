@@ -93,6 +93,8 @@ ENGINE_FLAGS: FlagTable = {
         {"metavar": "|".join(ENCODED), "names": ("--quantization", "-q")},
         "Round float weights to it as they are loaded; see `headrace quantize` for better ways.",
     ),
+    "kv_cache_dir": (str | None, {"metavar": "DIR"}, "Keep prefixes in this folder, so that they survive a restart."),
+    "kv_cache_dir_bytes": (int, COUNT, "The most that they take there."),
     "kv_cache": (bool, {}, "Off: compute the whole sequence at each step, to compare."),
     "backend": (str, {"metavar": "cpu|reference"}, "reference: numpy, slow, the specification."),
     "dtype": (str, {"metavar": "auto|float32|bfloat16"}, "Inputs of bf16 weights: bfloat16 is faster, less exact."),

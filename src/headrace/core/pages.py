@@ -194,6 +194,10 @@ class PagePool:
         assert all(page in self._named for page in self._idle), "an idle page is not in the index"
         self._check_family()
 
+    def name(self, page: int) -> object | None:
+        """What the index knows a page by, None if it does not: the same object only as long as it stays there."""
+        return self._named.get(page)
+
     def is_named(self, page: int, ids: bytes) -> bool:
         """Whether the index holds `page`; asserts that it then does so for `ids`."""
         named = self._named.get(page)

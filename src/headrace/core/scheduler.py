@@ -28,6 +28,7 @@ from typing import Literal
 from headrace.base.errors import ContextTooLong, RequestError, SettingError
 from headrace.core.pages import ROOT, Hasher, PagePool, Salt, chain_hash, pack, pages_for
 from headrace.core.sequence import Finish, Reason, Sequence
+from headrace.core.store import PageStore, chain_digest
 from headrace.core.waiting import Waiting
 
 LEAST = 16  # tokens of a step that stay for those who lack more than one, whatever the pace
@@ -135,19 +136,28 @@ class Scheduler:
     """Sequences over time on one pool of pages.
 
     salt: what the pages' content depends on besides tokens: model, adapter, formats. hasher: see `PagePool`. pace:
-    asked when chunks would join single tokens; None leaves them all of the step.
-    preemptions, prefix_queries, prefix_hits: counts since the start; the last two of prompt tokens at first admission.
+    asked when chunks would join single tokens; None leaves them all of the step. store: where full pages are kept too,
+    under keys of `chain_digest`, whatever the hasher.
+    preemptions, prefix_queries, prefix_hits, loaded: counts since the start; the last three of prompt tokens at first
+    admission; loaded ones came from the store.
     """
 
     def __init__(
-        self, limits: Limits, salt: str = "", *, hasher: Hasher = chain_hash, pace: Pace | None = None
+        self,
+        limits: Limits,
+        salt: str = "",
+        *,
+        hasher: Hasher = chain_hash,
+        pace: Pace | None = None,
+        store: PageStore | None = None,
     ) -> None:
         self.limits = limits
         self.salt = salt
         self._pace = pace
-        self.pool = PagePool(limits.pages, hasher)
-        self.preemptions = self.prefix_queries = self.prefix_hits = 0
+        self.pool = PagePool(limits.pages, hasher if store is None else chain_digest)
+        self.preemptions = self.prefix_queries = self.prefix_hits = self.loaded = 0
         self._caching = limits.prefix_caching and limits.kv_cache
+        self._store = store if self._caching else None
         self._waiting = Waiting()
         self._running: list[Sequence] = []  # in order of rank
         self._live: dict[int, Sequence] = {}
@@ -454,6 +464,8 @@ class Scheduler:
         sequence.hashed = len(found)
         sequence.computed = len(found) * self.limits.page_size
         if self._reuses(sequence):
+            if self._store is not None:
+                self._load_next(batch, sequence, self._store)
             self._copy_next(batch, sequence)
         if sequence.preemptions == 0:
             sequence.cached = sequence.computed
@@ -471,6 +483,27 @@ class Scheduler:
         full = (len(sequence.tokens) - 1) // self.limits.page_size
         self._extend_chain(sequence, full)
         return self.pool.match(sequence.chain[:full], self._salt(sequence))
+
+    def _load_next(self, batch: Batch, sequence: Sequence, store: PageStore) -> None:
+        """Fill pages, at once, with those of its prefix that the store has after the last one in the index.
+
+        A page that the step is to copy is never taken for that: one for each running sequence was kept back, and it
+        would go last.
+        """
+        size, held = self.limits.page_size, len(sequence.pages)
+        for key, _ in sequence.chain[held : (len(sequence.tokens) - 1) // size]:
+            if key not in store:
+                break
+            pages = self.pool.take(1)
+            assert all(copy.source != pages[0] for copy in batch.copies), "a page was taken before it was copied"
+            if not store.load(key, pages[0]):
+                self.pool.give(pages)
+                break
+            sequence.pages += pages
+        sequence.computed = len(sequence.pages) * size
+        if sequence.preemptions == 0:
+            self.loaded += sequence.computed - held * size
+        self._publish(sequence)
 
     def _copy_next(self, batch: Batch, sequence: Sequence) -> None:
         """Give a sequence that holds whole pages of its prefix a copy of one that begins with what comes next."""
@@ -559,6 +592,8 @@ class Scheduler:
                 if kept != pages[i]:
                     pages[i] = kept
                     sequence.moves += 1
+            if self._store is not None:
+                self._store.offer(sequence.chain, pages, full, self.pool.name)
         sequence.hashed = full
 
     def _publish_rest(self, sequence: Sequence) -> None:
@@ -606,6 +641,9 @@ class Scheduler:
         own = sequence.cached // self.limits.page_size
         if own < len(sequence.pages):
             self.pool.forget(sequence.pages[own])
+        if self._store is not None:
+            for key, _ in sequence.chain[own:]:
+                self._store.forget(key)
         self._end(sequence, Finish("error", message=message))
 
     def _end(self, sequence: Sequence, finish: Finish) -> None:

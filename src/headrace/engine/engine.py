@@ -25,6 +25,7 @@ from headrace.program.cost import work
 from headrace.program.roof import Rates
 from headrace.runtime.amounts import Amounts
 from headrace.runtime.draft import Apart, LookUps, ModelDraft, Shared, Speculator
+from headrace.runtime.kvfile import PageFile
 from headrace.runtime.load import LoadedModel
 from headrace.runtime.runner import Runner, StepResult, TokenLogprobs
 from headrace.runtime.times import Pace, StepTimes
@@ -38,7 +39,8 @@ class Engine:
     """Sequences of requests on one model. Not thread-safe: one caller adds, aborts and steps.
 
     tokens: rows of a step at most. rates: the machine's, to tell how near to its roof the steps are.
-    identity: see the function of that name.
+    identity: see the function of that name. store: where prefixes are kept beyond this engine's life, its own from
+    now on.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Engine:
         info: ModelInfo,
         tokens: int,
         rates: Rates | None = None,
+        store: PageFile | None = None,
     ) -> None:
         self.model = model
+        self.store = store
         self.info = info
         limits = Limits(
             max_num_seqs=settings.max_num_seqs,
@@ -66,9 +70,8 @@ class Engine:
         bf16 = settings.dtype == "bfloat16"
         self.amounts = Amounts(model.program, model.sizes, growth, tokens, rates, bf16)
         self.identity = identity(model.fingerprint, settings, info.kv_cache_dtype)
-        self.scheduler = Scheduler(
-            limits, salt=self.identity, pace=_pace(settings.max_inter_token_ms, self.times, tokens)
-        )
+        pace = _pace(settings.max_inter_token_ms, self.times, tokens)
+        self.scheduler = Scheduler(limits, salt=self.identity, pace=pace, store=store)
         self.runner = Runner(
             model.executor, max_num_seqs=settings.max_num_seqs, context=limits.context, vocab=info.vocab_size
         )
@@ -327,6 +330,8 @@ class Engine:
     def stats(self) -> Stats:
         """A snapshot of counts."""
         s = self.scheduler
+        none: tuple[int, int, int, list[int]] = (0, 0, 0, [])
+        drafts, drafted, accepted, accepted_at = none if self.speculator is None else self.speculator.tally.told()
         return Stats(
             s.running,
             s.waiting,
@@ -353,7 +358,13 @@ class Engine:
             self.amounts.bytes,
             self.amounts.macs,
             self.amounts.seconds,
-            *(() if self.speculator is None else self.speculator.tally.told()),
+            drafts,
+            drafted,
+            accepted,
+            accepted_at,
+            0 if self.store is None else len(self.store),
+            [] if self.store is None else self.store.traffic.told(),
+            s.loaded,
         )
 
     def records(self, last: int) -> list[dict[str, Any]]:
@@ -366,6 +377,8 @@ class Engine:
 
     def close(self) -> None:
         """Free the model's memory and threads."""
+        if self.store is not None:
+            self.store.close()
         self.model.close()
 
 

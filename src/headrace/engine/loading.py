@@ -5,15 +5,19 @@ The two sides open the same file in different processes under the server, and in
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from headrace.backends import Backend, Limits
+import headrace
+from headrace import _native
+from headrace.backends import Backend, Executor, Limits
 from headrace.backends.registry import backend_named
 from headrace.base.errors import SettingError
 from headrace.base.log import shown
@@ -22,6 +26,7 @@ from headrace.base.speculation import Speculation
 from headrace.engine.engine import Engine, context_length, identity, page_count
 from headrace.engine.messages import ModelInfo
 from headrace.engine.requests import OWN, own_defaults
+from headrace.runtime.kvfile import PageFile, open_store
 from headrace.runtime.load import Prepared, Smaller, load_model, prepare
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.weights import Checkpoint, open_checkpoint, resolve
@@ -145,6 +150,7 @@ def load_engine(
         vocab=vocab,
         threads=settings.threads,
     )
+    header = "" if settings.kv_cache_dir is None else pages_identity(settings, checkpoint, backend)
     model = load_model(prepared, backend, limits, copied, smaller)
     info = ModelInfo(
         name=settings.model,
@@ -167,7 +173,44 @@ def load_engine(
         generation=generation,
         quality=quality_of(path, identity(model.fingerprint, settings, backend.kv)),
     )
-    return Engine(model, settings, info, limits.tokens, model.executor.rates() if settings.measure_roof else None)
+    rates = model.executor.rates() if settings.measure_roof else None
+    try:
+        store = _store(settings, header, model.executor)
+    except SettingError:
+        model.close()
+        raise
+    return Engine(model, settings, info, limits.tokens, rates, store)
+
+
+def _store(settings: EngineSettings, header: str, executor: Executor) -> PageFile | None:
+    if settings.kv_cache_dir is None:
+        return None
+    folder, size = Path(settings.kv_cache_dir), settings.kv_cache_dir_bytes
+    return open_store(folder, size, header, executor.page_bytes, executor.page)
+
+
+# Settings on which no bit of a page depends. Whoever adds one that is not here makes another file of it.
+HARMLESS = frozenset(
+    {"model", "revision", "tokenizer", "chat_template", "max_model_len", "max_num_seqs", "max_num_batched_tokens"}
+    | {"max_num_queued_reqs", "max_num_queued_tokens", "max_inter_token_ms", "max_logprobs", "generation_config"}
+    | {"override_generation_config", "enable_prefix_caching", "kv_cache", "kv_cache_memory_bytes", "kv_cache_dir"}
+    | {"kv_cache_dir_bytes", "threads", "batching", "isa", "measure_roof", "speculative_config"}
+)
+
+
+def pages_identity(settings: EngineSettings, checkpoint: Checkpoint, backend: Backend) -> str:
+    """What the bytes of KV pages depend on besides tokens: weights, engine, machine and settings."""
+    told = {name: value for name, value in asdict(settings).items() if name not in HARMLESS}
+    told |= {"weights": checkpoint.digest(), "code": code_digest(), "kv": backend.kv, "page": PAGE}
+    return json.dumps(told | {"bytes": sys.byteorder}, sort_keys=True)
+
+
+def code_digest() -> str:
+    """Of all files of this engine, 64 hex digits: what changes them may change a bit."""
+    digest = hashlib.sha256()
+    for path in sorted({Path(_native.__file__), *Path(headrace.__file__).parent.rglob("*.py")}):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _needs(prepared: Prepared, backend: Backend, copied: bool, smaller: Smaller | None) -> tuple[int, int]:

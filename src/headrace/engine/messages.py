@@ -159,6 +159,8 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     the model; roof_seconds: the least that they could take, if the machine's rates were measured.
     drafts: chains of guessed tokens that were verified; drafted_tokens, accepted_tokens: these, and those that were
     right; accepted_at: right ones by their place in the chain; [] without speculation.
+    file_pages: pages in the file of --kv-cache-dir; file_traffic: those that were loaded, stored, found to be damaged,
+    [] without it; loaded_tokens: prompt tokens that came from there, part of prefix_hits.
     """
 
     running: int = 0
@@ -191,6 +193,9 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     accepted_at: list[int] = msgspec.field(default_factory=list)
+    file_pages: int = 0
+    file_traffic: list[int] = msgspec.field(default_factory=list)
+    loaded_tokens: int = 0
 
     def since(self, past: Stats) -> Stats:
         """These numbers, with what only grows counted on from `past`: an engine that was started again begins at 0."""
@@ -202,7 +207,7 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return Stats(pages=self.pages, **{name: getattr(self, name) for name in COUNTERS})
 
 
-_GAUGES = {"running", "waiting", "pages_used", "pages_cached", "pages", "prompt_token_time", "step_time"}
+_GAUGES = {"running", "waiting", "pages_used", "pages_cached", "pages", "prompt_token_time", "step_time", "file_pages"}
 COUNTERS = tuple(name for name in Stats.__struct_fields__ if name not in _GAUGES)
 
 

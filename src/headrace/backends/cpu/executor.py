@@ -231,6 +231,12 @@ class CpuExecutor:
         assert self._plan is not None
         return self._plan.timings()
 
+    def page(self, page: int) -> list[memoryview]:
+        """See `Executor.page`; a view keeps the cache."""
+        if self._plan is None:
+            raise EngineError("this executor is closed")
+        return [self._plan.page(page).data]
+
     def rates(self) -> Rates:
         """On as many threads as a step uses; some 0.2 s and 256 MiB for a moment. The machine should be idle."""
         kinds = ("int8", "bf16", "f32")

@@ -126,6 +126,11 @@ class ReferenceExecutor:
                     held.pop(value.id, None)
         return held[self._program.logits.id], taps
 
+    def page(self, page: int) -> list[memoryview]:
+        """See `Executor.page`: of each layer its keys and its values."""
+        arrays = [array for layer in self._cache.values() for array in (layer.keys, layer.values)]
+        return [array[page].reshape(-1).view(np.uint8).data for array in arrays]
+
     def rates(self) -> None:
         """Nobody knows."""
 

@@ -48,6 +48,10 @@ def _parts(stats: Stats) -> dict[str, float]:
     return {"schedule": stats.schedule_seconds, "run": stats.run_seconds, "commit": stats.commit_seconds}
 
 
+def _traffic(stats: Stats) -> dict[str, float]:
+    return dict(zip(("loaded", "stored", "damaged"), stats.file_traffic, strict=True))
+
+
 def _measured(stats: Stats) -> dict[str, float]:
     return {"": stats.roof_seconds} if stats.roof_seconds else {}
 
@@ -122,6 +126,17 @@ _DRAFTS = (  # with speculation only
     ),
 )
 
+_FILE_PAGES = Row("headrace:kv_file_pages", "KV pages in the file of --kv-cache-dir.", _one("file_pages"))
+_FILE = (  # with --kv-cache-dir only
+    Row("headrace:kv_file_traffic_pages", "KV pages that came from that file, and went there.", _traffic, "way"),
+    Row("vllm:external_prefix_cache_hits", "Prompt tokens found in --kv-cache-dir.", _one("loaded_tokens")),
+    Row(
+        "vllm:external_prefix_cache_queries",
+        "Prompt tokens looked up in --kv-cache-dir: those that memory has not.",
+        lambda stats: {"": stats.prefix_queries - stats.prefix_hits + stats.loaded_tokens},
+    ),
+)
+
 
 def _costs(per_hour: float) -> tuple[Sequence[Row], Sequence[Row]]:
     """Gauges and counters of a machine that has a price."""
@@ -160,6 +175,10 @@ class Snapshot(Collector):
         for row in self._counters:
             yield self._family(CounterMetricFamily, row, stats)
         for row in _DRAFTS if stats.accepted_at else ():
+            yield self._family(CounterMetricFamily, row, stats)
+        if stats.file_traffic:
+            yield self._family(GaugeMetricFamily, _FILE_PAGES, stats)
+        for row in _FILE if stats.file_traffic else ():
             yield self._family(CounterMetricFamily, row, stats)
         refused = self._engine.queue.refused
         reasons = Row(
