@@ -18,9 +18,12 @@ import openai
 import pytest
 
 from child_server import Reader, Server, alive, gone, running, serving, until
+from headrace.backends.cpu import CpuBackend
 from headrace.engine.messages import Stats
+from headrace.runtime.plan import of_path
 from headrace.serve.process import drafts_line, stats_line
 from real import golden
+from tiny_model import FLOATS, write_tiny
 
 pytestmark = pytest.mark.slow
 
@@ -216,6 +219,21 @@ def test_a_bad_model_is_one_line(tmp_path: Path) -> None:
     assert ran.stderr.splitlines()[-1].startswith("headrace: ")
     assert "bad.gguf" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_weights_are_rounded_when_asked(tmp_path: Path) -> None:
+    """The log, and what clients are told; a name that cannot be is one line."""
+    path = write_tiny(tmp_path / "floats.gguf", FLOATS)
+    planned = {weights.format: weights.bytes for weights in of_path(path, CpuBackend(), "q4_0").weights}
+    with serving(path, "-q", "q4_0", "--backend", "cpu") as server:
+        assert "of weights (q4_0), loaded in" in server.log
+        (card,) = httpx.get(f"{server.url}/v1/models").json()["data"]
+        assert card["meta"]["size"] == planned[""] < planned["q8_0"]
+        assert server.openai.completions.create(model=card["id"], prompt="hi", max_tokens=4).choices[0].text
+    command = [sys.executable, "-m", "headrace.cli", "serve", str(path), "--quantization", "awq"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1
+    assert "quantization must be one of q8_0" in refused.stderr and "Traceback" not in refused.stderr
 
 
 def test_smollm2_says_what_the_reference_says(smollm2: Path) -> None:
