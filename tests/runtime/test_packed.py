@@ -17,7 +17,7 @@ from headrace.backends.cpu import CpuBackend
 from headrace.base.errors import BadModelFile
 from headrace.base.log import log
 from headrace.quant.blocks import dequantize
-from headrace.runtime.load import Prepared, prepare
+from headrace.runtime.load import Prepared, load_model, prepare
 from headrace.runtime.plan import of_path
 from headrace.weights.inspect import describe
 from packings import Grouped, rounded
@@ -264,6 +264,35 @@ def test_scales_that_float16_does_not_hold_are_rounded_and_said(
         log.removeHandler(caplog.handler)
     assert "1 weights have float32 scales" in caplog.text
     assert 0 < np.abs(got - exact.values).max() <= np.abs(exact.values).max() / 2048
+
+
+def test_what_was_left_as_floats_is_rounded_where_asked(tmp_path: Path) -> None:
+    path, _ = made(tmp_path, "awq")
+    prepared = prepare(path, "q8_0")
+    formats = {name: {format.name for format, _ in layout.parts} for name, layout in prepared.layouts().items()}
+    assert formats["embed"] == formats["head"] == {"q8_0"} and formats["0.attn.qkv"] == {"q4_z"}
+    cpu = CpuBackend()
+    loaded = load_model(prepared, cpu, tiny.LIMITS)
+    assert of_path(path, cpu, "q8_0").weights[0].bytes == loaded.executor.weight_bytes
+    assert loaded.fingerprint != tiny.load(path, cpu).fingerprint
+    loaded.executor.close()
+
+
+def test_a_configuration_alone_is_planned_in_each_format(tmp_path: Path) -> None:
+    path, _ = made(tmp_path, "awq")
+    (path / "model.safetensors").unlink()
+    plain = of_path(tiny.TINY / "llama" / "config.json", CpuBackend())
+    assert {w.format: w.bytes for w in of_path(path, CpuBackend()).weights} == {
+        w.format: w.bytes for w in plain.weights
+    }
+
+
+def test_a_module_without_any_part_is_missing(tmp_path: Path) -> None:
+    path, _ = made(tmp_path, "gptq")
+    change(path, *(drop(end) for end in ("qweight", "qzeros", "scales", "g_idx")))
+    with pytest.raises(BadModelFile, match="is missing; expected shape") as caught:
+        prepare(path)
+    assert caught.value.tensor == f"{DOWN}.weight"
 
 
 def test_act_order_is_said_and_made_small_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

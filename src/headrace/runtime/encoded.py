@@ -53,17 +53,19 @@ def recipe_formats(model: Model, base: str) -> Formats:
     return {name: tuple(found[entries[name].same_as or name]) for name in found}
 
 
-def served_formats(model: Model, stored: Mapping[str, Layout], base: str, path: Path) -> Formats:
+def served_formats(model: Model, stored: Mapping[str, Layout], base: str, path: Path, packed: bool = False) -> Formats:
     """The same for a checkpoint: floats are rounded, blocks stay.
 
-    SettingError unless most of what is quantised already is in that format: rounding twice costs quality.
+    packed: whether another library chose what to quantise, and left the rest, as a rule the embedding and the head, as
+    floats. SettingError for other models unless most of what is quantised already is in that format: rounding twice
+    costs quality.
     """
     held: Counter[str] = Counter()
     for layout in stored.values():
         for format, rows in layout.parts:
             held[format.name] += 0 if format in FLOATS else rows * layout.weight.columns
     most = max(held, key=lambda name: held[name], default="")
-    if held[most] and most != base:
+    if held[most] and most != base and not packed:
         raise SettingError(
             f"quantization is {base}, but {path} is {most} already, and quantising twice costs quality: leave it out,"
             " or take the model's float weights",

@@ -133,7 +133,7 @@ def prepare(source: Path | Checkpoint, quantization: str | None = None) -> Prepa
     prepared = Prepared(checkpoint, model, program, CheckpointWeights(checkpoint, model))
     if quantization is None:
         return prepared
-    formats = served_formats(model, prepared.layouts(), quantization, checkpoint.path)
+    formats = served_formats(model, prepared.layouts(), quantization, checkpoint.path, bool(checkpoint.scheme))
     return replace(prepared, quantization=quantization, formats=formats)
 
 

@@ -21,7 +21,7 @@ from headrace.program.cost import Load, kv_bytes, kv_bytes_per_token, total
 from headrace.quant.recipes import fitting
 from headrace.runtime.encoded import in_formats, recipe_formats
 from headrace.runtime.load import layouts, prepare
-from headrace.weights.safetensors import CONFIG, read_json
+from headrace.weights.safetensors import CONFIG, QUANTIZATION, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ def of_path(path: Path, backend: Backend, quantization: str | None = None) -> Su
         subject = _of_model(prepared.model, prepared.program, stored, backend)
         prepared.checkpoint.close()
         return subject
-    model = describe(read_json(alone), "safetensors", {}, str(alone))
+    config = {key: value for key, value in read_json(alone).items() if key != QUANTIZATION}  # which formats say instead
+    model = describe(config, "safetensors", {}, str(alone))
     program = model.record()
     served = {"": _served(model, program, quantization)} if quantization else {}
     return _of_model(model, program, served, backend)
