@@ -34,17 +34,23 @@ class History:
     def follow(self, tokens: Iterable[int]) -> list[tuple[int, bool]]:
         """The text goes on. For each token that was foreseen: length of the match before it, whether it was right."""
         judged: list[tuple[int, bool]] = []
-        for token in tokens:
-            if self.size == len(self._held):
-                self._held = np.concatenate((self._held, np.empty_like(self._held)))
-            if self.length:
-                right = bool(self._held[self.place] == token)
-                judged.append((self.length, right))
-                self.length = self.length + 1 if right else 0
-                self.place += 1
-            self._held[self.size] = token
-            self.size += 1
+        new = list(tokens)
+        self._append(new)
+        for token in new:
+            if not self.length:
+                break
+            right = bool(self._held[self.place] == token)
+            judged.append((self.length, right))
+            self.length = self.length + 1 if right else 0
+            self.place += 1
         return judged
+
+    def _append(self, tokens: list[int]) -> None:
+        end = self.size + len(tokens)
+        if end > len(self._held):
+            self._held = np.concatenate((self._held, np.empty(end, np.int32)))
+        self._held[self.size : end] = tokens
+        self.size = end
 
     def look_up(self, shortest: int, longest: int) -> None:
         """Find the longest match of `shortest` to `longest` tokens; of several the one nearest to the end."""

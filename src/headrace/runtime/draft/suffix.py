@@ -6,8 +6,8 @@ counts that are told. What is guessed never changes what is said: a step verifie
 The chance that a guess after a match of m tokens is right is learnt for lengths of its order of magnitude, for each
 sequence, beginning with what others have shown. The n-th of a chain counts as after m + n - 1 tokens, as those before
 it must have been right. What a match foretells is judged by the token that comes, drafted or not: so chances stay known
-while it does not pay. A match that was wrong is looked for anew as soon as look-ups have taken no more than a hundredth
-of the time of steps.
+while it does not pay. A match that was wrong is looked for anew, after twice as many tokens as the last time while no
+match of a few tokens goes on, and when look-ups have taken no more than a hundredth of the time of steps.
 """
 
 from __future__ import annotations
@@ -30,20 +30,23 @@ _LAST = len(CHANCES) - 1
 _OWN, _SHARED = 0.1, 0.01  # what one guess changes of a sequence's chances, and of those that others begin with
 _LEAST = 0.05  # less likely guesses are not looked at
 _EXTRA = 120e-6  # seconds: what a step that cannot go on from the last one's arrays takes besides
-_GAIN = 1.02  # what a draft must promise: tokens a second against none
+_GAIN = 1.05  # what a draft must promise: tokens a second against none; rows and chances are known to a few per cent
 _CROWD = 16  # sequences beyond which nothing is guessed
 _LOOK_UP = 30e-6  # seconds, with cold caches
 _SHARE = 0.01  # of the time of steps, for look-ups
+_PAUSE = 8  # tokens of a text after which a match is looked for, however often in vain
+_TELLING = 3  # tokens of a match that is no chance
 
 
 class _Trail(History):
-    """One sequence's tokens, and how good guesses at them were."""
+    """One sequence's tokens, and how good guesses at them were. pause: tokens from one look-up to the next."""
 
-    __slots__ = ("chances",)
+    __slots__ = ("chances", "pause")
 
     def __init__(self, tokens: list[int], chances: list[float]) -> None:
         super().__init__(tokens)
         self.chances = chances.copy()
+        self.pause = 0
 
 
 class LookUps:
@@ -57,6 +60,8 @@ class LookUps:
         self._chances = list(CHANCES)
         self._steps = 0
         self._credit = 0.0  # seconds that look-ups may take
+        self._priced: list[float] = []  # prices of the last step, and whether any draft could pay at them
+        self._hopeful = False
 
     def guesses(self, items: list[Scheduled]) -> list[Guess]:
         """What to draft for a step of these items; [] while prompts are computed, as rows have their price then."""
@@ -64,7 +69,9 @@ class LookUps:
         if len(items) > _CROWD or not all(item.count == 1 and item.sample for item in items):
             return []
         seconds = self._prices.of(items)
-        if not self._hope(len(items), seconds):
+        if seconds is not self._priced:
+            self._priced, self._hopeful = seconds, self._hope(len(items), seconds)
+        if not self._hopeful:
             return []
         self._credit = min(self._credit + _SHARE * seconds[0], _CROWD * _LOOK_UP)
         chains: list[tuple[Scheduled, list[float]]] = []
@@ -100,11 +107,16 @@ class LookUps:
         trail = self._trails.get(sequence.id)
         if trail is None:
             trail = self._trails[sequence.id] = _Trail(sequence.tokens, self._chances)
+        elif not trail.length and (len(sequence.tokens) - trail.size < trail.pause or self._credit < _LOOK_UP):
+            return []
         else:
             for length, right in trail.follow(sequence.tokens[trail.size :]):
                 self._judge(trail.chances, _bucket(length), right)
+                if right and length >= _TELLING:
+                    trail.pause = 0
         if not trail.length and self._credit >= _LOOK_UP:
             self._credit -= _LOOK_UP
+            trail.pause = min(2 * trail.pause + 1, _PAUSE)
             trail.look_up(config.prompt_lookup_min, config.prompt_lookup_max)
         if not trail.length or trail.chances[_bucket(trail.length)] < _LEAST:
             return []
