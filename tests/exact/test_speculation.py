@@ -256,31 +256,38 @@ def test_a_model_that_drafts_for_itself_is_right(tiny: Path, chunk: int, pages: 
 @pytest.mark.parametrize("pages", [14, 60])
 def test_what_a_drafting_model_has_said_wrongly_is_forgotten(tiny: Path, pages: int) -> None:
     """Some of its draws are changed, and it goes on from them: all before them are right, and so is it afterwards."""
-    params = SamplingParams(max_tokens=90, ignore_eos=True, temperature=0.8, n=2)
-    calls = [Call(call.prompt, params, call.seed) for call in draw_calls(290, 3, 6, [40, 70])]
+    fields: dict[str, Any] = {"ignore_eos": True, "temperature": 0.8, "n": 2}
+    calls = [
+        Call(call.prompt, SamplingParams(max_tokens=90 - i, **fields), call.seed)
+        for i, call in enumerate(draw_calls(290, 3, 6, [40, 70]))
+    ]
     wanted = alone(tiny, calls)
     config = {"model": str(tiny), "num_speculative_tokens": 6}
     recorder = Recorder(tiny, speculative_config=config, kv_cache_memory_bytes=pages * PAGE_BYTES * 2)
     eager(recorder.engine)
-    speculator, rng = recorder.engine.speculator, np.random.default_rng(pages)
+    speculator = recorder.engine.speculator
     assert isinstance(speculator, ModelDraft)
     draw, fill, learn = speculator._draw, speculator.fill, speculator.learn
-    wrong: list[np.ndarray] = []  # of each pass
-    right = 0
+    right = fills = 0
+
+    def wrong(seed: int, choice: int, position: int) -> bool:
+        return hash((int(seed), int(choice), int(position), fills)) % 5 == 0
 
     def draw_some_wrongly(step: Any) -> Any:
-        drawn = draw(step)
-        wrong.append(rng.random(len(drawn)) < 0.2)
-        return np.where(wrong[-1], (drawn + 1) % 290, drawn)
+        drawn, of = draw(step), step.sampling
+        changed = [wrong(*key) for key in zip(of.seed, of.choice, of.position, strict=True)]
+        return np.where(np.array(changed, bool), (drawn + 1) % 290, drawn)
 
     def fill_anew(batch: Batch) -> Any:
-        wrong.clear()
+        nonlocal fills
+        fills += 1
         return fill(batch)
 
     def learn_and_count(items: list[Scheduled], seconds: float) -> int:
         nonlocal right
-        for column, item in enumerate(item for item in items if item.draft):
-            places = [n for n, of_pass in enumerate(wrong) if of_pass[column]]
+        for item in items:
+            s = item.sequence
+            places = [n for n in range(len(item.draft)) if wrong(s.seed, s.choice, item.start + 1 + n)]
             right += min([*places, len(item.draft)])
         return learn(items, seconds)
 
@@ -320,6 +327,19 @@ def test_who_wants_no_guesses_is_not_read(tiny: Path) -> None:
     speculator = recorder.engine.speculator
     assert isinstance(speculator, ModelDraft) and speculator.tally.drafted == 0
     assert not any(speculator._held._tokens)  # type: ignore[attr-defined]
+    recorder.engine.close()
+
+
+def test_who_wants_few_guesses_takes_none_from_others(tiny: Path) -> None:
+    recorder = Recorder(tiny, speculative_config={"model": str(tiny), "num_speculative_tokens": 5})
+    eager(recorder.engine)
+    params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
+    for name, most in (("0.0", 1), ("0.1", None)):
+        recorder.engine.add(Add(name, [7, 8, 9, ord(name[2])], params, 0, [2], Terms(drafted=most)))
+    recorder.drain()
+    assert max(record.drafted_tokens for record in recorder.engine.trace) == 6
+    tally = recorder.engine.speculator.tally  # type: ignore[union-attr]
+    assert tally.accepted == tally.drafted > 30
     recorder.engine.close()
 
 

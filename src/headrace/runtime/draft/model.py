@@ -103,7 +103,7 @@ class ModelDraft:
             return []
         if batch.copies:  # the model's step makes them, and no page may be written to before
             return [(item, ()) for item in items]
-        chains = self._run(batch, items, min([len(item.draft) for item in items], default=0))
+        chains = self._run(batch, items)
         return [(item, _allowed(item.sequence, chain)) for item, chain in zip(items, chains, strict=True)]
 
     def learn(self, items: list[Scheduled], seconds: float) -> int:
@@ -174,28 +174,37 @@ class ModelDraft:
 
     # -- what it is
 
-    def _run(self, batch: Batch, items: list[Scheduled], count: int) -> list[tuple[int, ...]]:
-        """`count` tokens after each item's own, one pass each; the first reads the chunk, too."""
-        parts = [self._lacked(item) for item in items]
+    def _run(self, batch: Batch, items: list[Scheduled]) -> list[tuple[int, ...]]:
+        """As many tokens after each item's own as it has drafts, one a pass; the first pass reads the chunk, too."""
+        counts = [len(item.draft) for item in items]
+        passes = max(counts, default=0)
+        ahead = max(passes - 1, 0)
+        reads = [self._lacked(item) for item in items]
+        if self._chunk:
+            reads.append(self._chunk)
         began = time.perf_counter()
-        reads = [*parts, self._chunk] if self._chunk else parts
-        ahead = max(count - 1, 0)
         step = self._runner.guessing(reads, self._held.unused(batch, reads, ahead), ahead)
-        rows, drawn = len(step.tokens), [self._draw(step)]
+        rows, drawn = len(step.tokens), np.full((max(passes, 1), len(items)), UNKNOWN, np.int32)
+        drawn[0] = self._draw(step)
         for read in reads:
             self._held.wrote(read.sequence, read.start + read.count)
         first = time.perf_counter()
-        if count > 1 and rows > len(items):
-            step = self._runner.guessing([Scheduled(i.sequence, i.start, 1, True) for i in items], [], ahead)
-        for _ in range(count - 1):
-            step.tokens[:] = drawn[-1]
+        left = list(range(len(items)))
+        for n in range(1, passes):
+            fewer = [i for i in left if counts[i] > n]
+            anew = len(fewer) < len(left) or len(step.tokens) > len(left)
+            if anew:
+                left = fewer
+                alone = [Scheduled(items[i].sequence, items[i].start, 1, True) for i in left]
+                step = self._runner.guessing(alone, [], ahead)
+            step.tokens[:] = drawn[n - 1, left]
             for counter in (step.positions, step.context, step.sampling.position):
-                counter += 1
+                counter += n if anew else 1
             step.fresh = step.fresh[:0]
-            drawn.append(self._draw(step))
-        self._took(len(items), count, rows, first - began, time.perf_counter() - first)
-        self._ran = {item.sequence.id: (item.sequence.moves, count) for item in items}
-        return [tuple(chain) for chain in np.array(drawn).T.tolist()]
+            drawn[n, left] = self._draw(step)
+        self._took(len(items), passes, rows, first - began, time.perf_counter() - first)
+        self._ran = {item.sequence.id: (item.sequence.moves, len(item.draft)) for item in items}
+        return [tuple(chain) for chain in drawn.T.tolist()]
 
     def _lacked(self, item: Scheduled) -> Scheduled:
         """The rows up to an item's own that the drafter has not computed, the last of which draws."""
