@@ -55,7 +55,7 @@ def rounded(w: np.ndarray, group: int, bits: int = 4, symmetric: bool = False, s
     else:
         low, high = np.minimum(parts.min(axis=2), 0), np.maximum(parts.max(axis=2), 0)
         step = (high - low) / most
-        zeros = np.clip(np.rint(-low / step), 1, most).astype(np.int64)
+        zeros = np.clip(np.rint(-low / step), 0, most).astype(np.int64)
     step = scale(step).astype(np.float64)
     quants = np.clip(np.rint(parts / step[:, :, None]) + zeros[:, :, None], 0, most).astype(np.int64)
     return Grouped(quants.reshape(rows, -1)[:, :columns], step.astype(np.float32), zeros, size, bits)
@@ -86,9 +86,11 @@ def words(values: np.ndarray, axis: int, bits: int, order: Sequence[int] | None 
 
 
 def gptq(module: str, g: Grouped, version: int = 1) -> Arrays:
+    """Version 1 takes one from each value of a word, all at once: 0 borrows from the next."""
+    zeros, less = words(g.zeros.T, 1, g.bits), sum(1 << j for j in range(0, 32, g.bits))
     return {
         f"{module}.qweight": words(g.quants.T, 0, g.bits),
-        f"{module}.qzeros": words(g.zeros.T - (version == 1), 1, g.bits),
+        f"{module}.qzeros": (zeros.view(np.uint32) - np.uint32(less if version == 1 else 0)).view(np.int32),
         f"{module}.scales": np.ascontiguousarray(g.scales.T).astype(np.float16),
         f"{module}.g_idx": g.groups.astype(np.int32),
     }

@@ -66,9 +66,10 @@ def scheme(config: Mapping[str, Any]) -> Awq:
     bits = whole(config, "bits", 1, 8, "w_bit")
     if bits != 4:
         raise Unfit("", f"bits = {bits}: AWQ is supported with 4 bits")
-    version = config.get("version")
-    if not isinstance(version or "", str) or (version or "gemm").lower() != "gemm":
-        raise Unfit("", f"version = {version!r:.60} is not supported, only gemm")
+    for key in ("version", "checkpoint_format", "format"):
+        value = config.get(key)
+        if value is not None and (not isinstance(value, str) or value.lower() != "gemm"):
+            raise Unfit("", f"{key} = {value!r:.60} is not supported, only gemm")
     one_of(config, "backend", ("autoawq",), "autoawq")
     one_of(config, "zero_point", (True,), True)
     group = whole(config, "group_size", -1, 1 << 20, "q_group_size")

@@ -1,10 +1,11 @@
 """GPTQ checkpoints (AutoGPTQ, GPTQModel): quants along the inputs, a zero point and a scale for each group.
 
 qweight int32 [inputs * bits / 32, outputs]: values of consecutive inputs, the first in the lowest bits. qzeros int32
-[groups, outputs * bits / 32]: zero points of consecutive outputs, less one in format v1 (`checkpoint_format` "gptq"),
-as they are in v2. scales [groups, outputs]. g_idx int32 [inputs]: each input's group. value = (quant - zero) * scale.
+[groups, outputs * bits / 32]: zero points of consecutive outputs; format v1 (`checkpoint_format` "gptq") takes one from
+all of a word's values at once, so that a zero point of 0 borrows from the next; v2 has them as they are. scales
+[groups, outputs]. g_idx int32 [inputs]: each input's group. value = (quant - zero) * scale.
 Which modules are packed, the tensors themselves say: what `dynamic` leaves out has a plain weight.
-Sources: ModelCloud/GPTQModel, gptqmodel/nn_modules/qlinear; AutoGPTQ, auto_gptq/nn_modules/qlinear.
+Sources: ModelCloud/GPTQModel, gptqmodel/nn_modules/qlinear and utils/model.py; AutoGPTQ, auto_gptq/nn_modules/qlinear.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ from headrace.quant.packed import (
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
-    """bits, group: None where modules differ and their shapes must tell. offset: added to zero points as stored."""
+    """bits, group: None where modules differ and their shapes must tell. less_one: how zero points are stored."""
 
     about: str
     bits: int | None
     group: int | None
     symmetric: bool
-    offset: int
+    less_one: bool
     parts: ClassVar[Mapping[str, bool]] = {"qweight": True, "scales": True, "qzeros": True, "g_idx": False}
     unused: ClassVar[frozenset[str]] = frozenset()
 
@@ -78,10 +79,9 @@ class Gptq:
 
     def _zeros(self, words: NDArray[Any], outline: Outline) -> NDArray[np.uint8]:
         """uint8 [outputs, groups]."""
-        stored, most, middle = unpacked(words, outline.bits), 2**outline.bits - 1, 2 ** (outline.bits - 1)
-        if self.offset and (stored == most).any():
-            raise Unfit("qzeros", f"holds {most}, which format v1 (checkpoint_format 'gptq') has no meaning for")
-        zeros = stored + np.uint8(self.offset)
+        middle = 2 ** (outline.bits - 1)
+        one_each = np.uint32(0x11111111 if outline.bits == 4 else 0x01010101)
+        zeros = unpacked(words + one_each if self.less_one else words, outline.bits)
         if outline.format in (Q4_0, Q8_0) and (zeros != middle).any():
             raise Unfit("qzeros", f"holds zero points other than {middle}, which symmetric weights have: not supported")
         return np.ascontiguousarray(zeros.T)
@@ -90,7 +90,8 @@ class Gptq:
 def scheme(config: Mapping[str, Any]) -> Gptq:
     """From a quantization_config, or a quantize_config.json. Raises `Unfit` for what is not supported."""
     bits, group = whole(config, "bits", 2, 8), whole(config, "group_size", -1, 1 << 20)
-    format = one_of(config, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    named = "checkpoint_format" if config.get("checkpoint_format") else "format"
+    format = one_of(config, named, ("gptq", "gptq_v2"), "gptq")
     one_of(config, "pack_dtype", ("int32",), "int32")
     one_of(config, "is_marlin_format", (False,), False)
     symmetric = one_of(config, "sym", (True, False), True)
@@ -106,5 +107,5 @@ def scheme(config: Mapping[str, Any]) -> Gptq:
         bits=None if differ else bits,
         group=None if differ else group,
         symmetric=bool(symmetric) and not differ,
-        offset=1 if format == "gptq" else 0,
+        less_one=format == "gptq",
     )
