@@ -104,3 +104,13 @@ def test_what_cannot_be_is_said(
     assert ended.value.code == code
     assert says in capsys.readouterr().err
     assert told(capsys, *NUMBERS)["kv_cache"]["bytes_a_token"] == 327_680
+
+
+def test_who_drafts_is_counted(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    alone = told(capsys, str(tiny), "--memory", "200m")
+    drafted = told(capsys, str(tiny), "--memory", "200m", "-sc", json.dumps({"model": str(tiny)}))
+    assert drafted["kv_cache"]["page_bytes"] == 2 * alone["kv_cache"]["page_bytes"]
+    one, two = alone["weights"][0], drafted["weights"][0]
+    assert (two["bytes"], two["drafter_bytes"]) == (one["bytes"], one["bytes"])
+    assert two["requests_that_fit"] <= one["requests_that_fit"] // 2
+    assert "who drafts" in plan(capsys, str(tiny), "--speculative-config", '{"method": "self"}')

@@ -23,7 +23,7 @@ from headrace.program import Layout, Part, Weight, WeightData
 from headrace.program.cost import Load, total
 from headrace.quant.recipes import fitting
 from headrace.runtime.load import load_model, prepare
-from headrace.runtime.plan import Cache, Weights, of_numbers, of_path
+from headrace.runtime.plan import Cache, Weights, beside, of_numbers, of_path
 from tiny_model import FLOATS, write_tiny
 
 
@@ -105,6 +105,27 @@ def test_a_configuration_alone_tells_the_same(kind: str, tmp_path: Path) -> None
         assert alone.values == whole.values
         assert {w.format: w.bytes for w in alone.weights} == {w.format: w.bytes for w in whole.weights if w.format}
     assert weights(config, "bf16").bytes == weights(tiny_models.TINY / kind).bytes  # the format that they are in
+
+
+def test_who_drafts_takes_what_was_planned(tmp_path: Path, tiny: Path) -> None:
+    path, backend = write_tiny(tmp_path / "floats.gguf", FLOATS), CpuBackend()
+    with LLM(str(path), max_model_len=100, speculative_config={"method": "self"}) as llm:
+        copy = llm.engine.model.drafter
+        assert copy is not None
+        planned = of_path(path, backend, copied=True)
+        assert (planned.cache.page_bytes, planned.weights[0].drafter) == (
+            llm.info.page_bytes,
+            copy.executor.weight_bytes,
+        )
+    config = {"model": str(path), "quantization": "q8_0"}
+    with LLM(str(tiny), max_model_len=100, kv_cache_memory_bytes=20 << 20, speculative_config=config) as llm:
+        smaller = llm.engine.model.drafter
+        assert smaller is not None
+        planned = beside(of_path(tiny, backend), of_path(path, backend, "q8_0"))
+        assert planned.cache.page_bytes == llm.info.page_bytes
+        assert planned.cache.requests(20 << 20, 100) == llm.info.pages // 4
+        assert planned.weights[0].bytes == llm.info.weight_bytes
+        assert planned.weights[0].drafter == smaller.executor.weight_bytes < of_path(path, backend).weights[0].bytes / 3
 
 
 def engine_agrees(path: Path) -> None:

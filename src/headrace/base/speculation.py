@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headrace.base.errors import SettingError
+from headrace.base.formats import ENCODED
 
 FIELD = "speculative_config"
 METHODS = ("ngram", "suffix", "self", "draft_model")
@@ -22,7 +23,8 @@ class Speculation:
 
     method: "ngram" goes on as the text did where its last prompt_lookup_min to prompt_lookup_max tokens stood before;
     "suffix" the same with as many tokens as agree; "self", which vLLM has not, asks a copy of the model in 4 bits;
-    "draft_model" asks another, smaller model with the same tokens, the reference `model`, which alone means it too.
+    "draft_model" asks another, smaller model with the same tokens, the reference `model`, which alone means it too;
+    quantization: what its float weights become as they are loaded.
     num_speculative_tokens: the most that are drafted after one token.
     """
 
@@ -31,6 +33,7 @@ class Speculation:
     prompt_lookup_min: int = 1
     prompt_lookup_max: int = 32
     model: str = ""
+    quantization: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Speculation:
@@ -59,6 +62,8 @@ class Speculation:
         drafting = self.method == "draft_model"
         if not isinstance(self.model, str) or "\0" in self.model or bool(self.model.strip()) != drafting:
             raise _wrong("model", "must be a model reference with method draft_model, and is of no use with others")
+        if self.quantization is not None and not (drafting and self.quantization in ENCODED):
+            raise _wrong("quantization", f"is of method draft_model, and one of {', '.join(ENCODED)}")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise _wrong("prompt_lookup_min", f"must be at most prompt_lookup_max ({self.prompt_lookup_max})")
 

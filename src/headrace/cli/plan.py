@@ -12,8 +12,9 @@ from headrace.backends.registry import backend_named
 from headrace.base.errors import SettingError
 from headrace.base.log import to_stderr
 from headrace.base.settings import DEFAULT_MODEL, PAGE, EngineSettings
-from headrace.cli.flags import COUNT
-from headrace.runtime.plan import Subject, Weights, of_numbers, of_path
+from headrace.base.speculation import Speculation
+from headrace.cli.flags import COUNT, json_object
+from headrace.runtime.plan import Subject, Weights, beside, of_numbers, of_path
 from headrace.weights import resolve
 
 SEQUENCES = (1, 8, 32)
@@ -41,6 +42,16 @@ def run(
             "--quantization", "-q", metavar="FORMAT", help="As `serve` has it; of a model.", show_default="none"
         ),
     ] = None,
+    speculative_config: Annotated[
+        dict[str, Any] | None,
+        typer.Option(
+            "--speculative-config",
+            "-sc",
+            parser=json_object,
+            metavar="JSON",
+            help="As `serve` has it: who drafts, too.",
+        ),
+    ] = None,
     layers: Annotated[int | None, typer.Option(min=1, max=MOST, help="Without a model: its layers,")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, max=MOST, help="its heads of keys and values,")] = None,
     head_size: Annotated[int | None, typer.Option(min=1, max=MOST, help="and their size;")] = None,
@@ -66,15 +77,31 @@ def run(
     extra = {"bits": bits, "parameters": parameters}
     _at_least_1(parameters=parameters, memory=memory, context=context, requests=requests, bandwidth=bandwidth)
     if any(value is not None for value in (*numbers.values(), *extra.values())):
-        subject = _of_numbers(model or revision or kv_cache_dtype or quantization, numbers, extra)
+        named = model or revision or kv_cache_dtype or quantization or speculative_config
+        subject = _of_numbers(named is not None, numbers, extra)
     else:
         settings = EngineSettings.of(
-            model or DEFAULT_MODEL, kv_cache_dtype=kv_cache_dtype or "auto", quantization=quantization
+            model or DEFAULT_MODEL,
+            revision=revision,
+            kv_cache_dtype=kv_cache_dtype or "auto",
+            quantization=quantization,
+            speculative_config=speculative_config,
         )
-        backend = backend_named("cpu", kv=settings.kv_cache_dtype)
-        subject = of_path(resolve(settings.model, revision=revision), backend, settings.weight_format)
+        subject = _of_settings(settings)
     told = _told(subject, _context(subject, context), requests, memory, bandwidth)
     print(json.dumps(told, indent=1) if as_json else _shown(told))
+
+
+def _of_settings(settings: EngineSettings) -> Subject:
+    """The model, with who drafts for it."""
+    guesses = None if settings.speculative_config is None else Speculation.of(settings.speculative_config)
+    copied, drafted = (guesses is not None and guesses.method == method for method in ("self", "draft_model"))
+    backend = backend_named("cpu", kv=settings.kv_cache_dtype)
+    path = resolve(settings.model, revision=settings.revision)
+    subject = of_path(path, backend, settings.weight_format, copied)
+    if guesses is None or not drafted:
+        return subject
+    return beside(subject, of_path(resolve(guesses.model), backend, guesses.quantization))
 
 
 def _at_least_1(**given: int | None) -> None:
@@ -83,9 +110,9 @@ def _at_least_1(**given: int | None) -> None:
             raise SettingError(f"{name} must be at least 1, got {value}", param=name)
 
 
-def _of_numbers(named: str | None, numbers: dict[str, int | None], extra: dict[str, Any]) -> Subject:
-    """named: a model, or what only a model can have, given beside numbers."""
-    if named is not None:
+def _of_numbers(named: bool, numbers: dict[str, int | None], extra: dict[str, Any]) -> Subject:
+    """named: a model, or what only a model can have, was given beside numbers."""
+    if named:
         given = [name for name, value in (numbers | extra).items() if value is not None]
         raise SettingError(f"{_flags(given)}: the model says these; give a model or numbers, not both", param=given[0])
     missing = [name for name, value in numbers.items() if value is None]
@@ -139,10 +166,12 @@ def _row(
         "format": weights.format or "as served",
         "bits": round(8 * weights.bytes / subject.values, 2),
         "bytes": weights.bytes,
-        "bytes_with_requests": weights.bytes + subject.cache.bytes(context, requests),
+        "bytes_with_requests": weights.bytes + weights.drafter + subject.cache.bytes(context, requests),
     }
+    if weights.drafter:
+        row["drafter_bytes"] = weights.drafter
     if memory is not None:
-        row["requests_that_fit"] = subject.cache.requests(memory - weights.bytes, context)
+        row["requests_that_fit"] = subject.cache.requests(memory - weights.bytes - weights.drafter, context)
     if bandwidth is not None:
         row["least_ms"] = {str(n): 1e3 * weights.step_bytes(n, context) / bandwidth for n in SEQUENCES}
     return row
@@ -174,6 +203,7 @@ def _cells(row: dict[str, Any], told: dict[str, Any]) -> dict[str, str]:
         "weights": row["format"],
         "bits": f"{row['bits']:.2f}",
         "bytes": f"{row['bytes']:,}",
+        **({"who drafts": f"{row['drafter_bytes']:,}"} if "drafter_bytes" in row else {}),
         f"with {told['kv_cache']['requests']} requests": _size(row["bytes_with_requests"]),
     }
     if "requests_that_fit" in row:

@@ -26,8 +26,9 @@ from headrace.base.speculation import Speculation
 from headrace.engine.engine import Engine, context_length, identity, page_count
 from headrace.engine.messages import ModelInfo
 from headrace.engine.requests import OWN, own_defaults
+from headrace.runtime.encoded import in_formats
 from headrace.runtime.kvfile import PageFile, open_store
-from headrace.runtime.load import Prepared, Smaller, load_model, prepare
+from headrace.runtime.load import Prepared, Smaller, copy_formats, load_model, prepare
 from headrace.text import ChatTemplate, Tokenizer
 from headrace.weights import Checkpoint, open_checkpoint, resolve
 from headrace.weights.report import quality_of
@@ -136,11 +137,13 @@ def load_engine(
     generation = generation_of(settings, checkpoint)
     prepared = prepare(checkpoint, settings.weight_format)
     parameters = sum(prod(tensor.shape) for tensor in prepared.checkpoint.tensors.values())
-    smaller = None if draft is None else Smaller(prepare(Path(draft[0])), draft[1])
     context = context_length(settings, prepared.config.context)
     vocab = min(vocab_size, prepared.config.vocab)
     config = _speculation(settings)
     copied = config is not None and config.method == "self"
+    smaller = None
+    if draft is not None:
+        smaller = Smaller(prepare(Path(draft[0]), config.quantization if config else None), draft[1])
     page_bytes, weight_bytes = _needs(prepared, backend, copied, smaller)
     limits = Limits(
         tokens=settings.max_num_batched_tokens if settings.kv_cache else max(settings.max_num_batched_tokens, context),
@@ -215,12 +218,14 @@ def code_digest() -> str:
 
 def _needs(prepared: Prepared, backend: Backend, copied: bool, smaller: Smaller | None) -> tuple[int, int]:
     """Bytes of a KV page and of the weights, those of who drafts with them."""
-    page_bytes = backend.page_bytes(prepared.program)
-    weight_bytes = backend.weight_bytes(prepared.program, prepared.layouts())
+    program, layouts = prepared.program, prepared.layouts()
+    page_bytes, weight_bytes = backend.page_bytes(program), backend.weight_bytes(program, layouts)
+    if copied:
+        weight_bytes += backend.weight_bytes(program, in_formats(layouts, copy_formats(program, layouts)))
     if smaller is not None:
         page_bytes += backend.page_bytes(smaller.prepared.program)
         weight_bytes += backend.weight_bytes(smaller.prepared.program, smaller.prepared.layouts())
-    return page_bytes, weight_bytes * (2 if copied else 1)  # a copy in 4 bits takes less
+    return page_bytes, weight_bytes
 
 
 def _speculation(settings: EngineSettings) -> Speculation | None:

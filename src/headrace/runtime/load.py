@@ -157,9 +157,14 @@ def load_model(
     return LoadedModel(prepared.config, prepared.program, executor, fingerprint, sizes, kv_bytes, drafter)
 
 
+def copy_formats(program: Program, stored: Mapping[str, Layout]) -> Formats:
+    """Of a model's copy that drafts for it."""
+    return draft_formats(stored, frozenset(op.weights[0] for op in program.ops if op.kind == "route"))
+
+
 def _copy(prepared: Prepared, backend: Backend, limits: Limits, executor: Executor) -> Drafter:
-    routers = frozenset(op.weights[0] for op in prepared.program.ops if op.kind == "route")
-    weights = Encoded(prepared.weights, draft_formats(prepared.layouts(), routers), backend.encode, _threads(limits))
+    formats = copy_formats(prepared.program, prepared.layouts())
+    weights = Encoded(prepared.weights, formats, backend.encode, _threads(limits))
     own = replace(limits, tokens=limits.sequences)
     copy = backend.executor(prepared.program, weights, own, beside=executor)
     return Drafter(copy, own, copy.weight_bytes / executor.weight_bytes, apart=False)

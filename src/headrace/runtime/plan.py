@@ -7,7 +7,7 @@ no weights. Does not know what else a process takes (some 0.1 GB), and no time b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from headrace.program import Layout, Program
 from headrace.program.cost import Load, kv_bytes, kv_bytes_per_token, total
 from headrace.quant.recipes import fitting
 from headrace.runtime.encoded import in_formats, recipe_formats
-from headrace.runtime.load import layouts, prepare
+from headrace.runtime.load import copy_formats, layouts, prepare
 from headrace.weights.safetensors import CONFIG, QUANTIZATION, read_json
 
 
@@ -47,12 +47,14 @@ class Cache:
 class Weights:
     """A model's weights in one format, or as they are served (format "").
 
-    bytes: in memory, repacked. step_bytes: (sequences, context) -> what a step reads in which they all decode.
+    bytes: in memory, repacked; drafter: of who drafts for them. step_bytes: (sequences, context) -> what a step reads
+    in which they all decode.
     """
 
     format: str
     bytes: int
     step_bytes: Callable[[int, int], float]
+    drafter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,11 @@ def _flat(name: str, size: int, cache: Cache) -> Weights:
     return Weights(name, size, lambda sequences, context: size + sequences * context * cache.token_bytes)
 
 
-def of_path(path: Path, backend: Backend, quantization: str | None = None) -> Subject:
+def of_path(path: Path, backend: Backend, quantization: str | None = None, copied: bool = False) -> Subject:
     """From a checkpoint, or from a config.json or a folder that holds one alone.
 
-    quantization: as `serve` has it; the first row is then of the weights as they are served.
+    quantization: as `serve` has it; the first row is then of the weights as they are served. copied: with the copy that
+    drafts for them.
 
     Raises `BadModelFile` for what cannot be read or run, `ModelNotFound` where nothing is.
     """
@@ -90,14 +93,21 @@ def of_path(path: Path, backend: Backend, quantization: str | None = None) -> Su
     if alone is None:
         prepared = prepare(path, quantization)
         stored = {"": prepared.layouts()}
-        subject = _of_model(prepared.model, prepared.program, stored, backend)
+        subject = _of_model(prepared.model, prepared.program, stored, backend, copied)
         prepared.checkpoint.close()
         return subject
     config = {key: value for key, value in read_json(alone).items() if key != QUANTIZATION}  # which formats say instead
     model = describe(config, "safetensors", {}, str(alone))
     program = model.record()
     served = {"": _served(model, program, quantization)} if quantization else {}
-    return _of_model(model, program, served, backend)
+    return _of_model(model, program, served, backend, copied)
+
+
+def beside(subject: Subject, draft: Subject) -> Subject:
+    """A model with another that drafts for it, as the first of its rows has it, in pages and memory."""
+    cache = Cache(subject.cache.page_bytes + draft.cache.page_bytes)
+    drafter = draft.weights[0].bytes
+    return replace(subject, cache=cache, weights=tuple(replace(w, drafter=drafter) for w in subject.weights))
 
 
 def _config_alone(path: Path) -> Path | None:
@@ -108,10 +118,12 @@ def _config_alone(path: Path) -> Path | None:
     return config if config.is_file() and not any(path.glob("*.safetensors*")) else None
 
 
-def _of_model(model: Model, program: Program, stored: Mapping[str, Mapping[str, Layout]], backend: Backend) -> Subject:
+def _of_model(
+    model: Model, program: Program, stored: Mapping[str, Mapping[str, Layout]], backend: Backend, copied: bool
+) -> Subject:
     cache = Cache(backend.page_bytes(program))
     planned = dict(stored) | {name: _all_in(format, model, program) for name, format in FORMATS.items()}
-    weights = (_of_program(name, program, found, cache, backend) for name, found in planned.items())
+    weights = (_of_program(name, program, found, cache, backend, copied) for name, found in planned.items())
     return Subject(cache, _values(model, program), tuple(weights), model.config)
 
 
@@ -134,7 +146,9 @@ def _all_in(format: Format, model: Model, program: Program) -> dict[str, Layout]
     return layouts(model, program, chosen)
 
 
-def _of_program(name: str, program: Program, found: Mapping[str, Layout], cache: Cache, backend: Backend) -> Weights:
+def _of_program(
+    name: str, program: Program, found: Mapping[str, Layout], cache: Cache, backend: Backend, copied: bool
+) -> Weights:
     sizes = {key: layout.nbytes for key, layout in found.items()}
     element = cache.token_bytes / kv_bytes_per_token(program, 1)
 
@@ -142,4 +156,6 @@ def _of_program(name: str, program: Program, found: Mapping[str, Layout], cache:
         load = Load([1] * sequences, [context] * sequences, sequences, element)
         return total(program, sizes, load).bytes
 
-    return Weights(name, backend.weight_bytes(program, found), step_bytes)
+    copy = in_formats(found, copy_formats(program, found)) if copied else None
+    drafter = 0 if copy is None else backend.weight_bytes(program, copy)
+    return Weights(name, backend.weight_bytes(program, found), step_bytes, drafter)
