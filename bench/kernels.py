@@ -1,4 +1,4 @@
-"""How fast the native kernels are: multiply-adds and bytes a second of each format, for 1 to 64 rows; packing; rows.
+"""How fast the native kernels are: multiply-adds and bytes a second of each format, 1 to 64 rows; packing and encoding.
 
 One thread. "hot": panels that stay in the cache, so arithmetic shows; "stream": a matrix larger than it, so memory
 shows. Run it on a quiet machine: `python bench/kernels.py --isa avx512`.
@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from headrace import _native
-from headrace.base.formats import COMPUTED
+from headrace.base.formats import BF16, COMPUTED, ENCODED
 from headrace.quant import blocks
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 64)
@@ -46,6 +46,18 @@ def line(isa: str, name: str, matrix: _native.Packed, panels: int, repeats: int,
     return f"{name:6}" + "".join(cells) + f"   {gigabytes:6.1f} GB/s"
 
 
+def encoded(isa: str, name: str, rng: np.random.Generator) -> float:
+    """bf16 values made into blocks a second."""
+    rows = blocks.pack_random(BF16, 512, COLUMNS, rng)
+    out = np.empty((len(rows), COMPUTED[name].row_bytes(COLUMNS)), np.uint8)
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        _native.encode(isa, "bf16", name, rows, out)
+        seconds.append(time.perf_counter() - start)
+    return len(rows) * COLUMNS / min(seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--isa", default=_native.isa_names()[0], choices=_native.isa_names())
@@ -59,7 +71,10 @@ def main() -> None:
         matrix, pack_rate = packed(name, STREAM_BYTES // bytes_a_row, rng)
         hot = max(1, (384 << 10) // (16 * bytes_a_row))
         print(line(arguments.isa, name, matrix, hot, 30, rng), " hot")
-        print(line(arguments.isa, name, matrix, matrix.panels, 3, rng), f" stream; packs {pack_rate / 1e9:.2f} GB/s")
+        made = f"packs {pack_rate / 1e9:.2f} GB/s"
+        if name in ENCODED:
+            made += f", encodes {encoded(arguments.isa, name, rng) / 1e9:.2f} G values/s"
+        print(line(arguments.isa, name, matrix, matrix.panels, 3, rng), f" stream; {made}")
 
 
 if __name__ == "__main__":
