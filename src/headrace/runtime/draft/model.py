@@ -43,7 +43,7 @@ _SLOW = 0.2  # what one pass changes of what a pass is taken to last
 _OUTLIER = 3.0  # times what was expected: other work held it up, or it was the first
 _FADING = 0.005  # of the difference between what passes took and what they should, in each step without
 _NEAR = 16  # tokens that the drafting model may lack and yet guess after; fewer rows than that hide behind its weights
-_LEAST = 16  # rows of a chunk
+_LEAST = 32  # rows of a chunk
 _HOPED = 128  # tokens: the least that an answer without a limit is taken to go on for
 
 
@@ -159,17 +159,16 @@ class ModelDraft:
     def _chunk_of(self, items: list[Scheduled], late: list[Scheduled], gain: float) -> Scheduled | None:
         """What to read of the first sequence whose guesses should save the time that it takes to read all of it.
 
-        An answer is taken to go on for as long as it has. A chunk takes no longer than a step.
+        An answer is taken to go on for as long as it has. A chunk takes no longer than a step, but for the least.
         """
-        step = self._step
-        row = self._row or self._drafter.share * (self._times.rates(self._drafter.limits.tokens)[0] or step)
+        step, each, most = self._step, self._pass(1), self._drafter.limits.tokens
+        row = self._row or self._drafter.share * (self._times.rates(most)[0] or step)
+        rows = min(max(int((step - each) / row), _LEAST), most - _NEAR * len(items))
         for item in late:
-            sequence = item.sequence
+            sequence, lag = item.sequence, self._lag(item)
             to_come = min(sequence.max_len - len(sequence.tokens), max(sequence.generated, _HOPED))
-            if self._lag(item) * row < to_come * (1 - 1 / gain) * step / len(items):
-                start = self._held.length(sequence)
-                rows = min(max(int(step / row), _LEAST), self._drafter.limits.tokens - _NEAR * len(items))
-                return Scheduled(sequence, start, min(rows, item.start - start), False)
+            if lag * (row + each / rows) < to_come * (1 - 1 / gain) * step / len(items):
+                return Scheduled(sequence, item.start - lag, min(rows, lag), False)
         return None
 
     # -- what it is
@@ -227,7 +226,7 @@ class ModelDraft:
         if passes > 0:
             self._passes[items] = each + _SLOW * (min(rest / passes, _OUTLIER * each) - each)
         if self._chunk is not None:
-            row = max(first - (each if items else 0.0), first / 2) / self._chunk.count
+            row = max(first - each, first / 4) / self._chunk.count
             self._row = self._row + _SLOW * (row - self._row) if self._row else row
 
     def _fade(self, items: int) -> None:
