@@ -15,7 +15,7 @@ import packings
 from headrace.base.formats import F16, F32, INTEGERS, Format
 from headrace.quant import awq, compressed, gptq
 from headrace.quant.blocks import Bytes, dequantize
-from headrace.quant.packed import Scheme, Unfit
+from headrace.quant.packed import Scheme, Unfit, rows_of
 
 FORMATS = {"f2": F16, "f4": F32, "i1": INTEGERS["i8"], "i4": INTEGERS["i32"], "i8": INTEGERS["i64"]}
 
@@ -44,7 +44,7 @@ def parts(tensors: Mapping[str, np.ndarray]) -> dict[str, Part]:
 def values(scheme: Scheme, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     held = parts(tensors)
     outline = scheme.outline(held)
-    rows = scheme.rows(held, outline)
+    rows = rows_of(scheme, held, outline)
     assert rows.shape == (outline.shape[0], outline.format.row_bytes(outline.shape[1]))
     return dequantize(outline.format, rows)
 
@@ -116,6 +116,24 @@ def test_act_order_rounds_each_value_once(g: packings.Grouped, seed: int) -> Non
         rounded = g.values.astype(np.float16).astype(np.float32)
     expected = g.values if (g.order == plain).all() else rounded
     np.testing.assert_array_equal(values(scheme, packings.gptq("m", g, 2)), expected)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "packed", "int"])
+def test_large_matrices_are_made_a_stretch_at_a_time(kind: str) -> None:
+    rng = np.random.default_rng(4)
+    symmetric = kind == "int"
+    bits, shape = 8 if symmetric else 4, (264, 4096)
+    zeros = np.full((264, 32), 128) if symmetric else rng.integers(0, 16, (264, 32))
+    scales = rng.random((264, 32)).astype(np.float16).astype(np.float32)
+    g = packings.Grouped(rng.integers(0, 2**bits, shape), scales, zeros, 128, bits)
+    found = {
+        "gptq": (gptq.scheme({"bits": 4, "group_size": 128, "sym": False}), packings.gptq),
+        "awq": (awq.scheme({"bits": 4, "group_size": 128}), packings.awq),
+        "packed": (of_groups(4, False, 128), lambda m, g: packings.pack_quantized(m, g, False)),
+        "int": (of_groups(8, True, 128, "int-quantized"), packings.int_quantized),
+    }
+    scheme, pack = found[kind]
+    np.testing.assert_array_equal(values(scheme, pack("m", g)), g.values)
 
 
 HOSTILE: list[Any] = [np.zeros((0, 0), np.int32), np.zeros((), np.int32), np.zeros((3, 5, 7), np.int32)]

@@ -12,12 +12,23 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.base.formats import Q4_Z
-from headrace.quant.blocks import Bytes
+from headrace.quant.blocks import Floats
 from headrace.quant.config import one_of, whole
-from headrace.quant.packed import FLOATS, RUN, Outline, Parts, Unfit, expect, grouped, integers, made, matrix, scales_of
+from headrace.quant.packed import (
+    FLOATS,
+    Outline,
+    Parts,
+    Unfit,
+    Words,
+    Zeros,
+    expect,
+    grouped,
+    integers,
+    matrix,
+    scales_of,
+)
 
 LOW, HIGH = (0, 4, 1, 5), (2, 6, 3, 7)  # outputs in the low and in the high halves of a word's bytes
 
@@ -27,6 +38,7 @@ class Awq:
     about: str
     group: int
     parts: ClassVar[Mapping[str, bool]] = {"qweight": True, "scales": True, "qzeros": True}
+    order: ClassVar[str] = ""
     unused: ClassVar[frozenset[str]] = frozenset()
 
     def outline(self, parts: Parts) -> Outline:
@@ -37,28 +49,21 @@ class Awq:
         expect(parts, "qzeros", (groups, words), "i32")
         return Outline((8 * words, inputs), Q4_Z, group, 4)
 
-    def rows(self, parts: Parts, outline: Outline) -> Bytes:
-        scales = np.ascontiguousarray(scales_of(parts, "scales").T)
-        zeros = np.ascontiguousarray(_unpacked(integers(parts["qzeros"])).T)
-        return made(outline, _paired(integers(parts["qweight"])), scales, zeros)
+    def grid(self, parts: Parts, outline: Outline) -> tuple[Floats, Zeros]:
+        stored = integers(parts["qzeros"])
+        packed = np.ascontiguousarray(stored).view(np.uint8).reshape(*stored.shape, 4)
+        zeros = np.empty((*stored.shape, 8), np.uint8)
+        zeros[..., LOW], zeros[..., HIGH] = packed & 15, packed >> 4
+        zeros = zeros.reshape(len(stored), -1)
+        return np.ascontiguousarray(scales_of(parts, "scales").T), np.ascontiguousarray(zeros.T)
 
-
-def _unpacked(words: NDArray[Any]) -> NDArray[np.uint8]:
-    """uint32 [n, outputs / 8] -> uint8 [n, outputs]."""
-    packed = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
-    values = np.empty((*words.shape, 8), np.uint8)
-    values[..., LOW], values[..., HIGH] = packed & 15, packed >> 4
-    return values.reshape(len(words), -1)
-
-
-def _paired(words: NDArray[Any]) -> NDArray[np.uint8]:
-    """uint32 [inputs, outputs / 8] -> the bytes of blocks, uint8 [outputs, inputs / 32, 16]."""
-    packed = np.ascontiguousarray(words).view(np.uint8)
-    first, second = packed.reshape(-1, 2, RUN // 2, words.shape[1], 4).swapaxes(0, 1)
-    out = np.empty((words.shape[1], 8, len(words) // RUN, RUN // 2), np.uint8)
-    out[:, LOW] = ((first & 15) | (second << 4)).transpose(2, 3, 0, 1)
-    out[:, HIGH] = ((first >> 4) | (second & 0xF0)).transpose(2, 3, 0, 1)
-    return out.reshape(-1, len(words) // RUN, RUN // 2)
+    def words(self, parts: Parts, outline: Outline, outputs: slice) -> Words:
+        stored = np.ascontiguousarray(integers(parts["qweight"])[:, outputs.start // 8 : outputs.stop // 8])
+        first, second = stored.view(np.uint8).reshape(len(stored) // 2, 2, -1, 4).swapaxes(0, 1)  # inputs 2i, 2i + 1
+        out = np.empty((first.shape[1], 8, len(first)), np.uint8)
+        out[:, LOW] = ((first & 15) | (second << 4)).transpose(1, 2, 0)
+        out[:, HIGH] = ((first >> 4) | (second & 0xF0)).transpose(1, 2, 0)
+        return out.reshape(-1, len(first)).view(np.uint32)
 
 
 def scheme(config: Mapping[str, Any]) -> Awq:

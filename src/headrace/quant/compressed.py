@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.base.formats import F16, Q4_Z
-from headrace.quant.blocks import Bytes, Floats
+from headrace.quant.blocks import Floats
 from headrace.quant.config import one_of, whole
 from headrace.quant.packed import (
     FLOATS,
@@ -29,15 +28,13 @@ from headrace.quant.packed import (
     Outline,
     Parts,
     Unfit,
+    Words,
+    Zeros,
     grouped,
     in_order,
     integers,
-    made,
     matrix,
-    paired,
     scales_of,
-    signed,
-    spread,
     unpacked,
 )
 
@@ -67,6 +64,7 @@ class Compressed:
         ZERO: False,
         ORDER: False,
     }
+    order: ClassVar[str] = ORDER
     unused: ClassVar[frozenset[str]] = frozenset(
         ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
     )
@@ -96,24 +94,17 @@ class Compressed:
             raise Unfit(SHAPE, f"is {(rows, inputs)}, which {bits} bits of {PACKED} {(outputs, words)} do not give")
         return bits, (outputs, inputs)
 
-    def rows(self, parts: Parts, outline: Outline) -> Bytes:
-        rows, _ = outline.shape
-        scales = _each_row(scales_of(parts, SCALE), rows)
-        zeros = _zeros(parts, rows, scales.shape[1], outline)
-        if outline.format is F16:
-            middle = 2 ** (outline.bits - 1)
-            return spread(
-                _quants(parts, outline.bits), scales, middle if zeros is None else zeros, integers(parts[ORDER])
-            )
-        quants = paired(integers(parts[PACKED])) if outline.bits == 4 else signed(_quants(parts, 8))
-        return made(outline, quants, scales, zeros)
+    def grid(self, parts: Parts, outline: Outline) -> tuple[Floats, Zeros | None]:
+        scales = scales_of(parts, SCALE)
+        one_for_all = scales.ndim < 2 or len(scales) == 1
+        shape = (outline.shape[0], 1 if one_for_all else scales.shape[1])
+        each = np.broadcast_to(scales.reshape(-1, 1), shape) if one_for_all else scales
+        return np.asarray(each), _zeros(parts, *shape, outline)
 
-
-def _quants(parts: Parts, bits: int) -> NDArray[np.uint8]:
-    """uint8 [outputs, inputs], from 0 on."""
-    if PACKED in parts:
-        return unpacked(integers(parts[PACKED]), bits)
-    return np.asarray(integers(parts[WHOLE]).view(np.uint8) ^ np.uint8(128), np.uint8)
+    def words(self, parts: Parts, outline: Outline, outputs: slice) -> Words:
+        if PACKED in parts:
+            return integers(parts[PACKED])[outputs]
+        return (integers(parts[WHOLE])[outputs].view(np.uint8) ^ np.uint8(128)).view(np.uint32)
 
 
 def _groups(parts: Parts, outputs: int) -> int:
@@ -127,13 +118,6 @@ def _groups(parts: Parts, outputs: int) -> int:
     return scale.shape[1]
 
 
-def _each_row(scales: Floats, rows: int) -> Floats:
-    """[rows, groups], whatever they are for."""
-    return np.asarray(
-        np.broadcast_to(scales.reshape(-1, 1), (rows, 1)) if scales.ndim < 2 or len(scales) == 1 else scales
-    )
-
-
 def _check_zeros(parts: Parts, rows: int, groups: int, bits: int) -> None:
     """Of the scales' shape, or packed down the outputs."""
     if ZERO not in parts:
@@ -145,7 +129,7 @@ def _check_zeros(parts: Parts, rows: int, groups: int, bits: int) -> None:
         raise Unfit(ZERO, f"expected {wanted}, found {found.format.name} {found.shape}")
 
 
-def _zeros(parts: Parts, rows: int, groups: int, outline: Outline) -> NDArray[np.uint8] | None:
+def _zeros(parts: Parts, rows: int, groups: int, outline: Outline) -> Zeros | None:
     """uint8 [rows, groups], none where all are the middle. Raises `Unfit` for those that there is no block for."""
     if ZERO not in parts:
         return None

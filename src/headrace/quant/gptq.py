@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.base.formats import F16, Q4_Z
-from headrace.quant.blocks import Bytes
+from headrace.quant.blocks import Floats
 from headrace.quant.config import one_of, whole
 from headrace.quant.packed import (
     FLOATS,
@@ -27,16 +26,14 @@ from headrace.quant.packed import (
     Outline,
     Parts,
     Unfit,
+    Words,
+    Zeros,
     expect,
     grouped,
     in_order,
     integers,
-    made,
     matrix,
-    paired,
     scales_of,
-    signed,
-    spread,
     unpacked,
 )
 
@@ -51,6 +48,7 @@ class Gptq:
     symmetric: bool
     less_one: bool
     parts: ClassVar[Mapping[str, bool]] = {"qweight": True, "scales": True, "qzeros": True, "g_idx": False}
+    order: ClassVar[str] = "g_idx"
     unused: ClassVar[frozenset[str]] = frozenset()
 
     def outline(self, parts: Parts) -> Outline:
@@ -68,23 +66,16 @@ class Gptq:
         format = Q8_0 if bits == 8 else Q4_0 if self.symmetric else Q4_Z
         return Outline((outputs, inputs), format if in_order(parts, "g_idx", inputs, group) else F16, group, bits)
 
-    def rows(self, parts: Parts, outline: Outline) -> Bytes:
-        words = np.ascontiguousarray(integers(parts["qweight"]).T)
-        scales = np.ascontiguousarray(scales_of(parts, "scales").T)
-        zeros = self._zeros(integers(parts["qzeros"]), outline)
-        if outline.format is F16:
-            return spread(unpacked(words, outline.bits), scales, zeros, integers(parts["g_idx"]))
-        quants = paired(words) if outline.bits == 4 else signed(unpacked(words, 8))
-        return made(outline, quants, scales, zeros)
-
-    def _zeros(self, words: NDArray[Any], outline: Outline) -> NDArray[np.uint8]:
-        """uint8 [outputs, groups]."""
-        middle = 2 ** (outline.bits - 1)
+    def grid(self, parts: Parts, outline: Outline) -> tuple[Floats, Zeros]:
+        middle, stored = 2 ** (outline.bits - 1), integers(parts["qzeros"])
         one_each = np.uint32(0x11111111 if outline.bits == 4 else 0x01010101)
-        zeros = unpacked(words + one_each if self.less_one else words, outline.bits)
+        zeros = unpacked(stored + one_each if self.less_one else stored, outline.bits)
         if outline.format in (Q4_0, Q8_0) and (zeros != middle).any():
             raise Unfit("qzeros", f"holds zero points other than {middle}, which symmetric weights have: not supported")
-        return np.ascontiguousarray(zeros.T)
+        return np.ascontiguousarray(scales_of(parts, "scales").T), np.ascontiguousarray(zeros.T)
+
+    def words(self, parts: Parts, outline: Outline, outputs: slice) -> Words:
+        return np.ascontiguousarray(integers(parts["qweight"])[:, outputs].T)
 
 
 def scheme(config: Mapping[str, Any]) -> Gptq:

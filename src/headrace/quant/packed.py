@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.base.formats import FORMATS, Q4_Z, Format
+from headrace.base.formats import F16, FORMATS, Q4_Z, Format
 from headrace.quant.blocks import LAYOUTS, Bytes, Floats, dequantize
 
 Q4_0, Q8_0 = FORMATS["q4_0"], FORMATS["q8_0"]
 RUN = 32  # values of a block in all three
 FLOATS = ("f16", "bf16", "f32")
-_AT_ONCE = 256  # rows that are float32 at a time
+_VALUES = 1 << 20  # made at a time: they stay in the cache
 MOST_GROUPS = 1 << 16  # of a row; no model has as many inputs
 
 
@@ -38,6 +38,8 @@ class Stored(Protocol):
     def rows(self) -> Bytes: ...
 
 
+Words = NDArray[np.uint32]
+Zeros = NDArray[np.uint8]
 Parts = Mapping[str, Stored]
 """The parts of one weight by the ends of their names."""
 
@@ -67,8 +69,8 @@ class Outline:
 class Scheme(Protocol):
     """One library's way of storing weights.
 
-    about: for people. parts: ends of names -> whether each weight has one. unused: ends of names that tell nothing
-    which is needed here.
+    about: for people. parts: ends of names -> whether each weight has one. order: the part that says to which group
+    each input belongs. unused: ends of names that tell nothing which is needed here.
     """
 
     @property
@@ -78,14 +80,24 @@ class Scheme(Protocol):
     def parts(self) -> Mapping[str, bool]: ...
 
     @property
+    def order(self) -> str: ...
+
+    @property
     def unused(self) -> frozenset[str]: ...
 
     def outline(self, parts: Parts) -> Outline:
         """Raises `Unfit` for parts that do not fit each other, or that mean what is not done here."""
         ...
 
-    def rows(self, parts: Parts, outline: Outline) -> Bytes:
-        """The weight, uint8 [outputs, bytes a row], in the outline's format."""
+    def grid(self, parts: Parts, outline: Outline) -> tuple[Floats, Zeros | None]:
+        """Scales and zero points, both [outputs, groups]; None: all are in the middle. Raises `Unfit`."""
+        ...
+
+    def words(self, parts: Parts, outline: Outline, outputs: slice) -> Words:
+        """Quants of some outputs, [outputs, inputs * bits / 32]: inputs follow each other from the lowest bits up.
+
+        outputs: from a multiple of 8 on.
+        """
         ...
 
 
@@ -150,16 +162,39 @@ def scales_of(parts: Parts, name: str) -> Floats:
 
 
 def unpacked(words: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """uint32 [rows, n], the first value of a word in its lowest bits -> uint8 [rows, n * 32 / bits]. bits: 4 or 8."""
+    """Words [rows, n], the first value of each in its lowest bits -> [rows, n * 32 / bits]. bits: 4 or 8."""
     packed = np.ascontiguousarray(words).view(np.uint8)
     return packed if bits == 8 else np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(words), -1)
 
 
-def paired(words: NDArray[Any]) -> NDArray[np.uint8]:
-    """Words of four-bit values as in `unpacked`, uint32 [rows, n], as the bytes of blocks: uint8 [rows, n / 4, 16].
+def rows_of(scheme: Scheme, parts: Parts, outline: Outline) -> Bytes:
+    """The weight, uint8 [outputs, bytes a row], in the outline's format. Raises `Unfit`."""
+    outputs, inputs = outline.shape
+    scales, zeros = scheme.grid(parts, outline)
+    group = integers(parts[scheme.order]) if outline.format is F16 else np.arange(inputs // RUN) * RUN // outline.group
+    out = np.empty((outputs, outline.format.row_bytes(inputs)), np.uint8)
+    make, step = _floats if outline.format is F16 else _blocks, max(8, _VALUES // inputs // 8 * 8)
+    for first in range(0, outputs, step):
+        at = slice(first, min(first + step, outputs))
+        words = scheme.words(parts, outline, at)
+        out[at] = make(outline, words, scales[at], None if zeros is None else zeros[at], group)
+    return out
 
-    Byte i of a block holds value i in its low bits, value i + 16 in its high ones.
-    """
+
+def _blocks(outline: Outline, words: Words, scales: Floats, zeros: Zeros | None, group: NDArray[Any]) -> Bytes:
+    """group: of each run of 32."""
+    format = outline.format
+    blocks = np.empty((len(words), len(group)), LAYOUTS[format.name])
+    blocks["qs"] = _paired(words) if outline.bits == 4 else _signed(unpacked(words, 8))
+    blocks["d"] = scales.astype(np.float16)[:, group]
+    if format is Q4_Z:
+        assert zeros is not None
+        blocks["zero"] = zeros[:, group]
+    return blocks.view(np.uint8).reshape(len(words), -1)
+
+
+def _paired(words: Words) -> NDArray[np.uint8]:
+    """Four-bit values as a block has them, [rows, blocks, 16]: byte i holds value i in its low bits, i + 16 above."""
     low, high = np.moveaxis(np.ascontiguousarray(words).reshape(len(words), -1, 2, 2), 2, 0)
     mask = np.uint32(0x0F0F0F0F)
     even = (low & mask) | ((high & mask) << np.uint32(4))
@@ -168,38 +203,14 @@ def paired(words: NDArray[Any]) -> NDArray[np.uint8]:
     return both.reshape(len(words), -1, RUN // 2)
 
 
-def signed(quants: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Bytes [rows, inputs] less 128: int8 [rows, blocks, 32]."""
+def _signed(quants: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Less 128: [rows, blocks, 32]."""
     return (quants ^ np.uint8(128)).view(np.int8).reshape(len(quants), -1, RUN)
 
 
-def made(outline: Outline, quants: NDArray[Any], scales: Floats, zeros: NDArray[np.uint8] | None = None) -> Bytes:
-    """Blocks, uint8 [rows, row bytes].
-
-    quants: [rows, blocks, 16] as `paired` has them, or int8 [rows, blocks, 32]. scales, zeros: [rows, groups]; zeros
-    for q4_z alone.
-    """
-    rows, columns = outline.shape
-    blocks = np.empty((rows, columns // RUN), LAYOUTS[outline.format.name])
-    group = np.arange(columns // RUN) * RUN // outline.group
-    blocks["qs"] = quants
-    blocks["d"] = scales.astype(np.float16)[:, group]
-    if outline.format is Q4_Z:
-        assert zeros is not None
-        blocks["zero"] = zeros[:, group]
-    return blocks.view(np.uint8).reshape(rows, outline.format.row_bytes(columns))
-
-
-def spread(quants: NDArray[np.uint8], scales: Floats, zeros: NDArray[np.uint8] | int, order: NDArray[Any]) -> Bytes:
-    """Float16 rows, for groups of inputs that lie anywhere: each value rounded once.
-
-    quants: [rows, inputs]; scales, zeros: [rows, groups], or one zero point for all; order: the group of each input.
-    """
-    out = np.empty(quants.shape, np.float16)
-    each = np.broadcast_to(zeros, scales.shape)
-    for at in range(0, len(quants), _AT_ONCE):
-        rows = slice(at, at + _AT_ONCE)
-        whole = quants[rows].astype(np.float32) - each[rows, order]
-        with np.errstate(over="ignore"):  # Inf is found like any other
-            out[rows] = whole * scales[rows, order]
-    return out.view(np.uint8)
+def _floats(outline: Outline, words: Words, scales: Floats, zeros: Zeros | None, group: NDArray[Any]) -> Bytes:
+    """Float16, each value rounded once. group: of each input."""
+    zero = np.float32(2 ** (outline.bits - 1)) if zeros is None else zeros[:, group].astype(np.float32)
+    with np.errstate(over="ignore"):  # Inf is found like any other
+        values = ((unpacked(words, outline.bits) - zero) * scales[:, group]).astype(np.float16)
+    return values.view(np.uint8)

@@ -15,7 +15,7 @@ from headrace.base.errors import BadModelFile
 from headrace.base.formats import F16, F32, INTEGERS
 from headrace.base.log import log
 from headrace.quant.blocks import Bytes
-from headrace.quant.packed import Outline, Scheme, Unfit
+from headrace.quant.packed import Outline, Scheme, Unfit, rows_of
 from headrace.quant.schemes import scheme_of
 from headrace.weights import Checkpoint, Tensor
 from headrace.weights.checkpoint import PackedTensor
@@ -76,7 +76,7 @@ def _packed(scheme: Scheme, name: str, module: str, parts: Mapping[str, Tensor])
 
 def _rows(scheme: Scheme, module: str, outline: Outline, parts: Mapping[str, Tensor]) -> Bytes:
     try:
-        return scheme.rows(parts, outline)
+        return rows_of(scheme, parts, outline)
     except Unfit as unfit:
         raise _named(unfit, module, parts) from None
 
