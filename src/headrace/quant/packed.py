@@ -212,5 +212,5 @@ def _floats(outline: Outline, words: Words, scales: Floats, zeros: Zeros | None,
     """Float16, each value rounded once. group: of each input."""
     zero = np.float32(2 ** (outline.bits - 1)) if zeros is None else zeros[:, group].astype(np.float32)
     with np.errstate(over="ignore"):  # Inf is found like any other
-        values = ((unpacked(words, outline.bits) - zero) * scales[:, group]).astype(np.float16)
-    return values.view(np.uint8)
+        values = (unpacked(words, outline.bits).astype(np.float32) - zero) * scales[:, group]
+        return values.astype(np.float16).view(np.uint8)
