@@ -46,6 +46,7 @@ def test_another_scheduler_finds_the_pages() -> None:
     store = Keeper()
     assert ran(store).cached == 0
     assert len(store.pages) == 4  # 17 tokens were computed
+    assert chain_digest(0, pack(PROMPT[:4]), ("model", "")) in store.pages
     assert ran(store).cached == 12
     assert ran(store, [*PROMPT[:9], 7, 7, 7, 7]).cached == 8
     assert ran(store, PROMPT[:12]).cached == 8  # its last token is computed

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,11 +130,12 @@ def test_nothing_is_lost_without_a_good_end(opened: Opener, cache: Cache, folder
 
 def test_a_page_that_was_given_up_is_not_kept(opened: Opener, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened()
-    write, given_up = os.pwritev, [1]
+    write, calls = os.pwritev, []
 
     def slow(fd: int, views: Any, at: int) -> int:
-        if given_up:
-            cache.write(given_up.pop(), 9)
+        calls.append(at)
+        if len(calls) == 2:  # while the second page is being written
+            cache.write(1, 9)
         return write(fd, views, at)
 
     monkeypatch.setattr(os, "pwritev", slow)
@@ -152,10 +154,18 @@ def test_the_leaf_that_was_used_longest_ago_goes_first(opened: Opener, cache: Ca
     keep(store, cache, 1, 2)  # used again
     keep(store, cache, 5)
     assert found(store, cache, 1, 2, 3, 4, 5) == [1, 2, 3, 5]
+
+
+def test_the_order_of_use_is_kept(opened: Opener, cache: Cache) -> None:
+    store = opened(slots=4)
+    keep(store, cache, 1, 2)
+    keep(store, cache, 3)
+    keep(store, cache, 1, 2)  # used again
     store.close()
-    store = opened(slots=4)  # the order was kept too
-    keep(store, cache, 6, 7)
-    assert found(store, cache, 1, 2, 3, 5, 6, 7) == [1, 2, 6, 7] or found(store, cache, 5, 6, 7) == [5, 6, 7]
+    store = opened(slots=4)
+    keep(store, cache, 4)
+    keep(store, cache, 5)
+    assert found(store, cache, 1, 2, 3, 4, 5) == [1, 2, 4, 5]
 
 
 def test_a_chain_that_does_not_fit_keeps_its_beginning(opened: Opener, cache: Cache) -> None:
@@ -191,14 +201,24 @@ def test_a_smaller_bound_drops_what_is_beyond_it(opened: Opener, cache: Cache, f
     assert found(store, cache, 1, 2, 3, 4, 5, 6) == [1, 2, 5, 6]
 
 
-def test_only_one_process_has_it(opened: Opener, cache: Cache, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_one_process_has_it(
+    opened: Opener, cache: Cache, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = opened()
+    monkeypatch.setattr(kvfile, "LOCK_SECONDS", 0.1)
     assert open_store(folder, 1 << 20, "model", BYTES, cache.view) is None
     assert "another process" in caplog.text
     keep(first, cache, 1)
     assert found(first, cache, 1) == [1]
     first.close()
     opened()
+
+
+def test_who_is_just_ending_is_waited_for(opened: Opener, cache: Cache) -> None:
+    first = opened()
+    keep(first, cache, 1)
+    threading.Timer(0.2, first.close).start()
+    assert found(opened(), cache, 1) == [1]
 
 
 damage = st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), min_size=1, max_size=12)

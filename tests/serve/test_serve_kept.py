@@ -102,3 +102,15 @@ def test_a_second_server_does_without(tiny: Path, flags: tuple[str, ...]) -> Non
         assert alive(first) and alive(second)
         assert stored(first) > 0
         assert stored(second) == 0
+
+
+def test_1500_tokens_are_warm_at_once(smollm2: Path, tmp_path: Path) -> None:
+    flags = ("--backend", "cpu", "--max-model-len", "2k", "--kv-cache-dir", str(tmp_path / "kv"))
+    asked: Any = {"model": str(smollm2), "prompt": [[100 + i * 7 % 40000 for i in range(1500)]], "max_tokens": 20}
+    answers = []
+    for _ in range(2):
+        with serving(smollm2, *flags) as server:
+            answers.append(ask(server, **asked))
+            assert server.stop() == 0
+    assert [cached for _, cached in answers] == [0, 1472]
+    assert answers[0][0] == answers[1][0]

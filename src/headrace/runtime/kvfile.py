@@ -1,7 +1,7 @@
 """KV pages in a file, so that prefixes survive a restart: the `core.store.PageStore` behind ``--kv-cache-dir``.
 
-Owes: a page that comes back is the one that went, bit for bit, or none: each has a checksum of its own, seeded by its
-key, so a file that was cut short, torn by a crash or damaged only forgets. Does not know: tokens, models, who asks.
+Owes: a page that comes back is the one that went, bit for bit, or none: each has a checksum of its own, so a
+file that was cut short, torn by a crash or damaged only forgets. Does not know: tokens, models, who asks.
 
     header    what the pages depend on (`identity`); a file with another one is started afresh
     records   key, parent's key, when it was used, checksum: 80 bytes for each slot; all that is read at the start
@@ -40,6 +40,7 @@ BLOCK = 4096  # slots begin at multiples of it; the header has one
 MOST_SLOTS = 1 << 17
 WAITING = 1024  # pages that may wait to be written; more are left out
 FLUSH_SECONDS = 5.0  # for those that still wait at the end
+LOCK_SECONDS = FLUSH_SECONDS + 1  # a process that is just ending may have the file as long as that
 
 _NEVER = float("inf")
 _MAGIC = b"headrace kv pages 1\n"
@@ -198,7 +199,7 @@ class PageFile:
         except OSError as error:
             self._fail(error)
             return False
-        if whole and _check(key, views) == kept.check:
+        if whole and _check(views) == kept.check:
             self.traffic.loaded += 1
             return True
         if self._shelf.get(key) is kept:  # else it was just given up
@@ -270,7 +271,7 @@ class PageFile:
         views = self._view(job.page)
         if os.pwritev(self._fd, views, self._at(slot)) != self.page_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        kept = Kept(slot, job.parent, _check(job.key, views))
+        kept = Kept(slot, job.parent, _check(views))
         self._used += 1
         self._record(slot, _packed(job.key, kept, self._used))
         with self._lock:
@@ -337,7 +338,7 @@ def open_store(
         log.warning("--kv-cache-dir is not used: %s", error)
         return None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(fd)
         _begin(fd, _header(identity), slots, page_bytes, folder)
         store = PageFile(fd, slots, page_bytes, view)
     except BlockingIOError:
@@ -382,6 +383,18 @@ def _open(folder: Path) -> int:
     return fd
 
 
+def _lock(fd: int) -> None:
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
 def _refused(path: Path, why: str) -> SettingError:
     return SettingError(f"kv_cache_dir: {str(path)!r} {why}", param="kv_cache_dir")
 
@@ -421,8 +434,8 @@ def _slot_bytes(page_bytes: int) -> int:
     return -(-page_bytes // BLOCK) * BLOCK
 
 
-def _check(key: int, views: Views) -> int:
-    check = key & 0xFFFFFFFF
+def _check(views: Views) -> int:
+    check = 0
     for view in views:
         check = zlib.crc32(view, check)
     return check
