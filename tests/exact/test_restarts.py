@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from company import Recorder, alone, compare, draw_calls, schedule
 
+from headrace.backends.cpu import CpuBackend
 from headrace.backends.cpu.executor import KvFormat
+from headrace.runtime.load import prepare
 
 LENGTHS = [31, 33, 64, 65, 100, 255, 257, 300]
 
@@ -18,9 +20,15 @@ def test_no_bit_differs_on_pages_of_an_earlier_process(tiny: Path, tmp_path: Pat
     calls = draw_calls(290, 12, 7, LENGTHS, max_tokens=(1, 5, 40))
     wanted = alone(tiny, calls, kv_cache_dtype=kv)
     loaded = 0
-    for threads, chunk in [(2, 512), (1, 64), (2, 33)]:
+    page_bytes = CpuBackend(kv=kv).page_bytes(prepare(tiny).program)
+    for threads, chunk, pages in [(2, 512, 14), (1, 64, 60), (2, 33, 16)]:  # with few, pages go while they are written
         recorder = Recorder(
-            tiny, threads=threads, max_num_batched_tokens=chunk, kv_cache_dtype=kv, kv_cache_dir=str(tmp_path / "kv")
+            tiny,
+            threads=threads,
+            max_num_batched_tokens=chunk,
+            kv_cache_dtype=kv,
+            kv_cache_memory_bytes=pages * page_bytes,
+            kv_cache_dir=str(tmp_path / "kv"),
         )
         rng = random.Random(chunk)
         for _ in range(2):
