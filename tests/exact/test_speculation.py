@@ -131,6 +131,7 @@ def test_no_guess_changes_a_bit_in_many_schedules(tiny: Path, seed: int) -> None
 @pytest.mark.parametrize("config", [
     {"method": "suffix"},
     {"method": "suffix", "num_speculative_tokens": 1},
+    {"method": "suffix", "shared_history_tokens": 2000},
     {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5, "num_speculative_tokens": 4},
 ])  # fmt: skip
 def test_look_ups_change_nothing(tiny: Path, calls: list[Call], wanted: list[Answer], config: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from headrace.core.scheduler import Scheduled
 from headrace.core.sequence import Sequence
 from headrace.program.cost import Work
 from headrace.runtime.draft import History, LookUps
+from headrace.runtime.draft.past import END, Past
 from headrace.runtime.times import StepTimes
 
 pytestmark = pytest.mark.quick
@@ -67,6 +69,36 @@ def test_a_draft_that_is_followed_was_right(tokens: list[int], count: int) -> No
     if history.length:
         length = history.length
         assert history.follow(history.next(count)) == [(length + n, True) for n in range(count)]
+
+
+@given(TEXTS.filter(bool), TEXTS.filter(bool), st.integers(1, 12), st.integers(1, 4))
+def test_the_longest_match_in_another_text_is_found(other: list[int], tokens: list[int], most: int, least: int) -> None:
+    history = History(tokens)
+    history.look_in(np.array([*other, END], np.int32), least, most)
+    ends = [at for at in range(1, len(other) + 1) if other[at - 1] == tokens[-1]]
+    agreeing = [next((n for n in range(min(most, at, len(tokens))) if other[at - 1 - n] != tokens[-1 - n]),
+                     min(most, at, len(tokens))) for at in ends]  # fmt: skip
+    wanted = max(agreeing, default=0)
+    assert history.length == (wanted if wanted >= least else 0)
+    if history.length:
+        after = other[history.place :]
+        assert list(history.next(5)) == after[:5]
+        assert [right for _, right in history.follow([*after, 9])] == [True] * len(after) + [False]
+        assert history.length == 0
+
+
+@given(st.integers(1, 60), st.lists(st.tuples(st.sampled_from("ab"), TEXTS), max_size=30))
+def test_what_was_said_is_bounded_and_kept_apart(most: int, said: list[tuple[str, list[int]]]) -> None:
+    past = Past(most)
+    for at, (who, tokens) in enumerate(said):
+        past.add((who, ""), [token + (100 if who == "b" else 0) for token in tokens])
+        texts = {name: past.of((name, "")) for name in "ab"}
+        assert sum(len(text) for text in texts.values() if text is not None) <= most
+        for name, text in texts.items():
+            assert text is None or set(text.tolist()) <= ({-1, 0, 1, 2, 3} if name == "a" else {-1, *range(100, 104)})
+        if most >= 8 and tokens:
+            newest = texts[who]
+            assert newest is not None and newest[-2] % 100 == said[at][1][-1]
 
 
 # -- how much is drafted
@@ -142,6 +174,27 @@ def test_while_a_prompt_is_computed_nothing_is_drafted() -> None:
     assert speculator.guesses([single]) and not speculator.guesses([single, chunk])
 
 
+def test_what_one_caller_said_is_looked_up_for_the_same_caller_alone() -> None:
+    config = Speculation.of({"method": "suffix", "shared_history_tokens": 1000})
+    speculator = LookUps(config, priced(0.0))
+    said = list(range(100, 160))
+
+    def drafted(number: int, tenant: str, salt: str, most: int | None = None) -> list[int]:
+        s = Sequence(number, "", 0, SamplingParams(), 0, said[:20], tenant=tenant, salt=salt, drafted=most)
+        guesses = speculator.guesses([Scheduled(s, 19, 1, True)])
+        s.tokens += said[20:]
+        speculator.forget(s)
+        return [token for _, draft in guesses for token in draft]
+
+    assert drafted(0, "one", "") == []
+    assert drafted(1, "one", "")[:1] == said[20:21]
+    assert drafted(2, "two", "") == drafted(3, "one", "salt") == drafted(4, "three", "", 0) == []
+    assert drafted(5, "three", "") == []  # who wants no guesses is not kept
+    without = LookUps(Speculation.of({"method": "suffix"}), priced(0.0))
+    speculator = without
+    assert drafted(6, "one", "") == drafted(7, "one", "") == []
+
+
 # -- settings
 
 
@@ -175,6 +228,10 @@ def test_a_model_means_that_it_drafts() -> None:
     ({"model": "org/name", "quantization": "fp8"}, "quantization"),
     ({"model": "org/name", "quantization": [1]}, "quantization"),
     ({"method": "self", "quantization": "q4_0"}, "quantization"),
+    ({"method": "suffix", "shared_history_tokens": -1}, "shared_history_tokens"),
+    ({"method": "suffix", "shared_history_tokens": True}, "shared_history_tokens"),
+    ({"method": "suffix", "shared_history_tokens": 1 << 40}, "shared_history_tokens"),
+    ({"method": "ngram", "shared_history_tokens": 5}, "shared_history_tokens"),
     ({"method": "eagle3"}, "method"),
     ({"method": ["ngram"]}, "method"),
     ({"method": "suffix", "num_speculative_tokens": 0}, "num_speculative_tokens"),

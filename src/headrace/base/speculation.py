@@ -15,6 +15,7 @@ from headrace.base.formats import ENCODED
 FIELD = "speculative_config"
 METHODS = ("ngram", "suffix", "self", "draft_model")
 MOST = 16  # tokens that may be drafted after one
+MOST_KEPT = 1 << 18  # tokens of earlier sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +27,15 @@ class Speculation:
     "draft_model" asks another, smaller model with the same tokens, the reference `model`, which alone means it too;
     quantization: what its float weights become as they are loaded.
     num_speculative_tokens: the most that are drafted after one token.
+    shared_history_tokens: of "suffix": the most of earlier sequences that are kept to look in, too, each for those of
+    the same API key and cache_salt alone.
     """
 
     method: str
     num_speculative_tokens: int = 8
     prompt_lookup_min: int = 1
     prompt_lookup_max: int = 32
+    shared_history_tokens: int = 0
     model: str = ""
     quantization: str | None = None
 
@@ -59,6 +63,13 @@ class Speculation:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise _wrong(name, f"must be from 1 to {most}, got {value!r}")
+        kept = self.shared_history_tokens
+        if (
+            isinstance(kept, bool)
+            or not isinstance(kept, int)
+            or not 0 <= kept <= MOST_KEPT * (self.method == "suffix")
+        ):
+            raise _wrong("shared_history_tokens", f"is of method suffix, and from 0 to {MOST_KEPT}, got {kept!r:.40}")
         drafting = self.method == "draft_model"
         if not isinstance(self.model, str) or "\0" in self.model or bool(self.model.strip()) != drafting:
             raise _wrong("model", "must be a model reference with method draft_model, and is of no use with others")

@@ -1,4 +1,4 @@
-"""Where a text's end stood before: the longest match of its last tokens with any earlier place in it.
+"""Where a text's end stood before: the longest match of its last tokens with any earlier place in it, or in another.
 
 Owes: the match that a suffix automaton would find, up to a bound on its length, in a microsecond where one goes on and
 in some ten where it is looked for among thousands of tokens. Does not know: models, what a match is worth.
@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.runtime.draft.past import END
+
 I32 = NDArray[np.int32]
 
 
@@ -23,11 +25,12 @@ class History:
     length, place: the last `length` tokens stand before position `place` too; 0: no such place is known.
     """
 
-    __slots__ = ("_held", "length", "place", "size")
+    __slots__ = ("_held", "_other", "length", "place", "size")
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.size = len(tokens)
         self.length = self.place = 0
+        self._other: I32 | None = None  # the text in which `place` lies, if it is not this one
         self._held: I32 = np.empty(self.size + 64, np.int32)
         self._held[: self.size] = tokens
 
@@ -36,10 +39,11 @@ class History:
         judged: list[tuple[int, bool]] = []
         new = list(tokens)
         self._append(new)
+        there = self._held if self._other is None else self._other
         for token in new:
             if not self.length:
                 break
-            right = bool(self._held[self.place] == token)
+            right = self.place < len(there) and bool(there[self.place] == token)
             judged.append((self.length, right))
             self.length = self.length + 1 if right else 0
             self.place += 1
@@ -54,38 +58,51 @@ class History:
 
     def look_up(self, shortest: int, longest: int) -> None:
         """Find the longest match of `shortest` to `longest` tokens; of several the one nearest to the end."""
-        self.length, self.place = self._longest(longest)
+        self._other = None
+        known = self._held[: self.size]
+        self.length, self.place = _longest(known[:-1], known, longest)
         if self.length < shortest:
             self.length = 0
 
+    def look_in(self, other: I32, shortest: int, longest: int) -> None:
+        """The same in another text, which stays; what is known already goes before, unless it is shorter."""
+        length, place = _longest(other[:-1], self._held[: self.size], longest)
+        if length >= shortest and length > self.length:
+            self.length, self.place, self._other = length, place, other
+
     def next(self, count: int) -> tuple[int, ...]:
         """What should follow, if a place is known; where it reaches the end, the text goes round from there."""
+        if self._other is not None:
+            told: list[int] = self._other[self.place : self.place + count].tolist()
+            return tuple(told[: told.index(END)] if END in told else told)
         tokens: list[int] = self._held[self.place : min(self.place + count, self.size)].tolist()
         period = len(tokens)
         while len(tokens) < count:
             tokens += tokens[-period:][: count - len(tokens)]
         return tuple(tokens)
 
-    def _longest(self, most: int) -> tuple[int, int]:
-        size, known = self.size, self._held
-        ends = (known[: max(size - 1, 0)] == known[size - 1]).nonzero()[0]
-        if not len(ends):
-            return 0, 0
-        length = 1
-        while len(ends) > 1 and length < most:
-            if ends[0] < length:
-                ends = ends[1:]
-            further = ends[known[ends - length] == known[size - 1 - length]]
-            if not len(further):
-                break
-            ends = further
-            length += 1
-        end = int(ends[-1])
-        return (length if len(ends) > 1 else self._agreeing(end, most)), end + 1
 
-    def _agreeing(self, end: int, most: int) -> int:
-        """How many tokens up to position `end` agree with the last ones."""
-        most = min(most, end + 1)
-        there, here = self._held[end + 1 - most : end + 1], self._held[self.size - most : self.size]
-        differing = (there != here).nonzero()[0]
-        return most - 1 - int(differing[-1]) if len(differing) else most
+def _longest(text: I32, tail: I32, most: int) -> tuple[int, int]:
+    """How many of the last tokens of `tail`, up to `most`, end somewhere in `text`; the place after them."""
+    ends = (text == tail[-1:]).nonzero()[0]
+    most = min(most, len(tail))
+    if not len(ends):
+        return 0, 0
+    length = 1
+    while len(ends) > 1 and length < most:
+        if ends[0] < length:
+            ends = ends[1:]
+        further = ends[text[ends - length] == tail[-1 - length]]
+        if not len(further):
+            break
+        ends = further
+        length += 1
+    end = int(ends[-1])
+    return (length if len(ends) > 1 else _agreeing(text, tail, end, most)), end + 1
+
+
+def _agreeing(text: I32, tail: I32, end: int, most: int) -> int:
+    """How many tokens of `text` up to position `end` agree with the last ones of `tail`."""
+    most = min(most, end + 1)
+    differing = (text[end + 1 - most : end + 1] != tail[len(tail) - most :]).nonzero()[0]
+    return most - 1 - int(differing[-1]) if len(differing) else most

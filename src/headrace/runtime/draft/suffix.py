@@ -18,7 +18,8 @@ from operator import mul
 from headrace.base.speculation import Speculation
 from headrace.core.scheduler import Batch, Scheduled
 from headrace.core.sequence import Sequence
-from headrace.runtime.draft.lookup import History
+from headrace.runtime.draft.lookup import I32, History
+from headrace.runtime.draft.past import Past
 from headrace.runtime.draft.prices import Prices
 from headrace.runtime.draft.tally import Tally
 from headrace.runtime.times import StepTimes
@@ -36,6 +37,7 @@ _LOOK_UP = 30e-6  # seconds, with cold caches
 _SHARE = 0.01  # of the time of steps, for look-ups
 _PAUSE = 8  # tokens of a text after which a match is looked for, however often in vain
 _TELLING = 3  # tokens of a match that is no chance
+_TOKEN = 0.25e-9  # seconds that a look-up in what others said takes for each of its tokens
 
 
 class _Trail(History):
@@ -57,6 +59,7 @@ class LookUps:
         self._config = config
         self._prices = Prices(times, config.num_speculative_tokens)
         self._trails: dict[int, _Trail] = {}
+        self._past = Past(config.shared_history_tokens) if config.shared_history_tokens else None
         self._chances = list(CHANCES)
         self._steps = 0
         self._credit = 0.0  # seconds that look-ups may take
@@ -92,8 +95,10 @@ class LookUps:
         return sum([right for _, right in self.tally.add(items)])
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing more is asked about a sequence."""
-        self._trails.pop(sequence.id, None)
+        """Nothing more is asked about a sequence; what it said may serve others of the same caller."""
+        trail = self._trails.pop(sequence.id, None)
+        if trail is not None and self._past is not None:
+            self._past.add((sequence.tenant, sequence.salt), sequence.tokens)
         self.tally.forget(sequence)
 
     # -- what a guess is worth
@@ -118,10 +123,18 @@ class LookUps:
             self._credit -= _LOOK_UP
             trail.pause = min(2 * trail.pause + 1, _PAUSE)
             trail.look_up(config.prompt_lookup_min, config.prompt_lookup_max)
+            if trail.length < _TELLING and self._past is not None:
+                self._look_back(trail, self._past.of((sequence.tenant, sequence.salt)))
         if not trail.length or trail.chances[_bucket(trail.length)] < _LEAST:
             return []
         each = [trail.chances[_bucket(trail.length + n)] for n in range(min(most, config.num_speculative_tokens))]
         return list(accumulate(each, mul))
+
+    def _look_back(self, trail: _Trail, said: I32 | None) -> None:
+        """Go on as an earlier sequence did, where this one's own text has nothing to say."""
+        if said is not None:
+            self._credit -= len(said) * _TOKEN
+            trail.look_in(said, max(self._config.prompt_lookup_min, _TELLING), self._config.prompt_lookup_max)
 
     def _judge(self, chances: list[float], bucket: int, right: bool) -> None:
         chances[bucket] += _OWN * (right - chances[bucket])
