@@ -85,6 +85,11 @@ def test_the_longest_match_in_another_text_is_found(other: list[int], tokens: li
         assert list(history.next(5)) == after[:5]
         assert [right for _, right in history.follow([*after, 9])] == [True] * len(after) + [False]
         assert history.length == 0
+        whole = History([*tokens, *after, 9])
+        for each in (history, whole):
+            each.follow([1, *tokens])
+            each.look_up(1, 32)
+        assert (history.length, history.next(4)) == (whole.length, whole.next(4))
 
 
 @given(st.integers(1, 60), st.lists(st.tuples(st.sampled_from("ab"), TEXTS), max_size=30))
