@@ -218,6 +218,15 @@ def test_inspect_says_how_it_is_quantised(tmp_path: Path) -> None:
     assert describe(prepare(tiny.TINY / "llama").checkpoint).scheme == ""
 
 
+@pytest.mark.parametrize(("kind", "end", "unset"), [("gptq", "g_idx", 0), ("packed", "weight_g_idx", -1)])
+def test_an_order_that_was_never_set_is_none(kind: str, end: str, unset: int, tmp_path: Path) -> None:
+    path, meant = made(tmp_path, kind)
+    change(path, lambda t: t.update({f"{DOWN}.{end}": np.full(128, unset, np.int32)}))
+    prepared = prepare(path)
+    np.testing.assert_array_equal(rows_of(prepared, "1.mlp.down"), meant[f"{DOWN}.weight"])
+    assert prepared.weights.load("1.mlp.down").parts[0].format.name == KINDS[kind][3]
+
+
 def test_modules_that_were_left_out_are_plain(tmp_path: Path) -> None:
     path, _ = made(tmp_path, "gptq", skip="layers.1", dynamic={"-:.*layers.1.*": {}})
     prepared = prepare(path)

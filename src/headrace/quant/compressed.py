@@ -46,6 +46,7 @@ PACKED, WHOLE, SCALE, ZERO, SHAPE, ORDER = (
     "weight_shape",
     "weight_g_idx",
 )
+UNSET = 2**32 - 1  # in weight_g_idx, for all inputs: -1
 FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
 
 
@@ -77,7 +78,7 @@ class Compressed:
         group = grouped(shape[1], groups, self.group, SCALE)
         _check_zeros(parts, shape[0], groups, bits)
         format = Q8_0 if bits == 8 else Q4_Z if ZERO in parts else Q4_0
-        return Outline(shape, format if in_order(parts, ORDER, shape[1], group) else F16, group, bits)
+        return Outline(shape, format if in_order(parts, ORDER, shape[1], group, UNSET) else F16, group, bits)
 
     def _packed(self, parts: Parts) -> tuple[int, tuple[int, int]]:
         """Bits, and the shape."""

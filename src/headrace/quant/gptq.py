@@ -37,6 +37,8 @@ from headrace.quant.packed import (
     unpacked,
 )
 
+UNSET = 0  # in g_idx, for all inputs
+
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
@@ -64,7 +66,9 @@ class Gptq:
             raise Unfit("qweight", f"has {outputs} outputs, whose zero points fill no whole words")
         expect(parts, "qzeros", (groups, outputs * bits // 32), "i32")
         format = Q8_0 if bits == 8 else Q4_0 if self.symmetric else Q4_Z
-        return Outline((outputs, inputs), format if in_order(parts, "g_idx", inputs, group) else F16, group, bits)
+        return Outline(
+            (outputs, inputs), format if in_order(parts, "g_idx", inputs, group, UNSET) else F16, group, bits
+        )
 
     def grid(self, parts: Parts, outline: Outline) -> tuple[Floats, Zeros]:
         middle, stored = 2 ** (outline.bits - 1), integers(parts["qzeros"])

@@ -135,12 +135,14 @@ def grouped(columns: int, groups: int, size: int | None, scales: str) -> int:
     return group
 
 
-def in_order(parts: Parts, name: str, inputs: int, group: int) -> bool:
-    """Whether inputs belong to groups one after the other: as the part says, or because it is absent."""
+def in_order(parts: Parts, name: str, inputs: int, group: int, unset: int) -> bool:
+    """Whether inputs belong to groups one after the other: the part says so, or is absent, or `unset` everywhere."""
     if name not in parts:
         return True
     expect(parts, name, (inputs,), "i32")
     found, most = integers(parts[name]), -(-inputs // group)
+    if (found == np.uint32(unset)).all():
+        return True
     if (found >= most).any():  # unsigned: those below zero as well
         raise Unfit(name, f"holds groups outside 0 to {most - 1}")
     return bool((found == np.arange(inputs) // group).all())
