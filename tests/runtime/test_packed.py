@@ -74,6 +74,7 @@ KINDS: dict[str, tuple[dict[str, Any], Round, Pack, str]] = {
     "gptq-64": (gptq(group_size=64), lambda w: rounded(w, 64), packings.gptq, "q4_z"),
     "gptq-row": (gptq(group_size=-1), lambda w: rounded(w, -1), packings.gptq, "q4_z"),
     "gptq-96": (gptq(group_size=96), lambda w: rounded(w, 96), packings.gptq, "q4_z"),  # the last group is shorter
+    "gptq-128": (gptq(group_size=128), lambda w: rounded(w, 128), packings.gptq, "q4_z"),  # more than some have inputs
     "gptq-v2": (
         gptq(checkpoint_format="gptq_v2"),
         lambda w: rounded(w, 32),
