@@ -16,7 +16,9 @@ from company import Answer, Call, Recorder, alone, compare, draw_calls, schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tiny as tiny_models
 from headrace import LLM, SamplingParams
+from headrace.backends.cpu import CpuBackend
 from headrace.base.errors import SettingError
 from headrace.core.scheduler import Batch, Scheduled
 from headrace.core.sequence import Sequence
@@ -25,6 +27,7 @@ from headrace.engine.messages import Add, Terms
 from headrace.quant.blocks import dequantize, quantize
 from headrace.runtime.draft import LookUps, ModelDraft, Tally
 from headrace.runtime.encoded import DRAFT
+from headrace.runtime.load import prepare
 from tiny_model import FLOATS, MIXED, overflows_on, write_tiny
 
 PAGE_BYTES = 2 * 2 * 64 * 2 * 32 * 2  # layers, K and V, head size, KV heads, tokens, bytes
@@ -252,6 +255,18 @@ def test_a_model_that_drafts_for_itself_is_right(tiny: Path, chunk: int, pages: 
     tally = drafted_by(tiny, calls, wanted, tiny, random.Random(2), 6, max_num_batched_tokens=chunk,
                        kv_cache_memory_bytes=pages * PAGE_BYTES * 2, kv_cache_dtype=kv)  # fmt: skip
     assert tally.accepted == tally.drafted > 500
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral-sliding"])
+def test_a_model_with_windows_that_drafts_for_itself_is_right(kind: str) -> None:
+    path = tiny_models.TINY / kind
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.8, n=2)
+    calls = [Call(call.prompt, params, call.seed) for call in draw_calls(290, 6, 8, [1, 31, 64, 100])]
+    wanted = alone(path, calls, max_model_len=200)
+    page = CpuBackend().page_bytes(prepare(path).program)
+    tally = drafted_by(path, calls, wanted, path, random.Random(3), 4, max_num_batched_tokens=40, max_model_len=200,
+                       kv_cache_memory_bytes=16 * page * 2)  # fmt: skip
+    assert tally.accepted == tally.drafted > 100
 
 
 @pytest.mark.parametrize("pages", [14, 60])
