@@ -153,7 +153,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "kv_cache_dtype": (lambda v: v in ("auto", *KV_DTYPES), f"'auto' or one of {', '.join(KV_DTYPES)}"),
     "quantization": (
         lambda v: v in (None, "none", *ENCODED),
-        f"one of {', '.join(ENCODED)}, or none (a checkpoint that is quantised already says so itself)",
+        f"one of {', '.join(ENCODED)}, or none; a checkpoint that is quantised already (gptq, awq, gguf) needs no flag",
     ),
     "kv_cache_dir": (_optional(_text), "the path of a folder"),
     "kv_cache_dir_bytes": (_whole(1), "a number of bytes"),
