@@ -27,7 +27,7 @@ def main() -> None:
         rows = {
             "model": llm.info.name,
             "weights_mib": weights,
-            "kv_cache_mib": llm.info.pages * llm.info.page_bytes / 2**20,
+            "kv_cache_mib": llm.info.cache_bytes / 2**20,
             "resident_after_load_mib": loaded,
             "besides_weights_mib": loaded - weights,
             "resident_after_512_tokens_mib": resident(),

@@ -124,6 +124,10 @@ StepArrays read_step(Borrowed& b, nb::handle s) {
     a.logit_rows = b.read<int32_t>(s, "logit_rows");
     a.copies = b.read<int32_t>(s, "copies", 2);
     if (b.extent(1) != 2) throw std::invalid_argument("step: copies must have two pages a row");
+    a.window_pages = b.read<int32_t>(s, "window_pages");
+    a.window_fresh = b.read<int32_t>(s, "window_fresh");
+    a.window_copies = b.read<int32_t>(s, "window_copies", 2);
+    if (b.extent(1) != 2) throw std::invalid_argument("step: window_copies must have two slots a row");
     a.sampling = read_sampling(b, nb::getattr(s, "sampling"));
     return a;
 }
@@ -179,6 +183,10 @@ Bytes page(nb::pointer_and_handle<Plan> plan, int number) {
     return Bytes(plan.p->page(number), {plan.p->page_bytes()}, plan.h);
 }
 
+Bytes slot(nb::pointer_and_handle<Plan> plan, int number) {
+    return Bytes(plan.p->slot(number), {plan.p->slot_bytes()}, plan.h);
+}
+
 KvFormat kv_format(const std::string& name) {
     if (name == "float16") return KvFormat::F16;
     if (name == "bfloat16") return KvFormat::BF16;
@@ -187,10 +195,11 @@ KvFormat kv_format(const std::string& name) {
 }
 
 Plan* make(const std::string& isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
-           int vocab, int chunk, std::vector<std::pair<int, int>> layers, const std::string& kv, const Plan* beside,
-           bool apart) {
-    return new Plan(choose_kernels(isa.c_str()), threads, merge, {tokens, sequences, pages, context, vocab, chunk},
-                    std::move(layers), kv_format(kv), beside, apart);
+           int vocab, int chunk, std::vector<std::tuple<int, int, bool>> layers, const std::string& kv,
+           const Plan* beside, bool apart, int slots) {
+    return new Plan(choose_kernels(isa.c_str()), threads, merge,
+                    {tokens, sequences, pages, context, vocab, chunk, slots}, std::move(layers), kv_format(kv), beside,
+                    apart);
 }
 
 }  // namespace
@@ -212,16 +221,16 @@ void bind_plan(nb::module_& m) {
 Built by one call an op in order; a value is a slice (buffer, first column, columns). Packed weights are kept alive.
 Every call raises ValueError when what it is given does not fit together.)")
         .def(nb::new_([](std::string isa, int threads, bool merge, int tokens, int sequences, int pages, int context,
-                         int vocab, int chunk, std::vector<std::pair<int, int>> layers, std::string kv,
-                         const Plan* beside, bool apart) {
+                         int vocab, int chunk, std::vector<std::tuple<int, int, bool>> layers, std::string kv,
+                         const Plan* beside, bool apart, int slots) {
                  return make(isa, threads, merge, tokens, sequences, pages, context, vocab, chunk, std::move(layers),
-                             kv, beside, apart);
+                             kv, beside, apart, slots);
              }),
              "isa"_a, "threads"_a, "merge"_a, "tokens"_a, "sequences"_a, "pages"_a, "context"_a, "vocab"_a, "chunk"_a,
-             "layers"_a, "kv"_a = "float16", "beside"_a.none() = nullptr, "apart"_a = false,
-             "isa: '' takes the best. chunk: logits rows at once. layers: (kv heads, head size) of each layer of the "
-             "KV cache. kv: its format, float16 or int8. beside: a plan whose threads are used too, and its KV cache "
-             "unless apart; one of the two runs at a time.")
+             "layers"_a, "kv"_a = "float16", "beside"_a.none() = nullptr, "apart"_a = false, "slots"_a = 0,
+             "isa: '' takes the best. chunk: logits rows at once. layers: (kv heads, head size, whether it lies in "
+             "slots) of each layer of the KV cache. kv: its format, float16 or int8. beside: a plan whose threads are "
+             "used too, and its KV cache unless apart; one of the two runs at a time.")
         .def("route_to", &Plan::route_to, "choices"_a,
              "Experts a row may choose at most; before slot buffers are made.")
         .def("buffer", &Plan::buffer, "width"_a, "extent"_a, "A new buffer's number.")
@@ -274,7 +283,10 @@ Every call raises ValueError when what it is given does not fit together.)")
         .def("profile", &Plan::profile, "on"_a, "Starts or stops measuring phases, from zero.")
         .def("timings", &Plan::timings, "(phase, runs, seconds) for each phase in order, waiting included.")
         .def("page", &page, "number"_a,
-             "The bytes of a KV page over all layers: a view, which no step may change while it is used.")
-        .def_prop_ro("page_bytes", &Plan::page_bytes, "Bytes of a KV page over all layers.")
+             "The bytes of a KV page over all layers that lie in pages: a view, which no step may change while it is "
+             "used.")
+        .def("slot", &slot, "number"_a, "The same of a slot.")
+        .def_prop_ro("page_bytes", &Plan::page_bytes, "Bytes of a KV page over all layers that lie in pages.")
+        .def_prop_ro("slot_bytes", &Plan::slot_bytes, "Bytes of a slot over all layers that lie in slots.")
         .def_prop_ro("threads", &Plan::threads);
 }

@@ -340,7 +340,7 @@ AttendSplit AttendPhase::work_for(const Here& here, const Crowd::Item& item, Qua
     AttendSplit w{};
     w.cache = layer_.head(leader.kv_head);
     w.page_stride = layer_.page_stride;
-    w.pages = step.table(leader.sequence).data();
+    w.pages = step.table(leader.sequence, layer_.windowed).data();
     w.split = item.split;
     w.head_dim = layer_.head_dim;
     w.scale = scale_;
@@ -376,7 +376,7 @@ Coming AttendPhase::pages_of(const Here& here, const Crowd::Tile& tile, int spli
     const StepArrays& step = *here.live.step;
     const int hi = step.positions[tile.row] + 1, lo = crowd_->window ? std::max(0, hi - crowd_->window) : 0;
     const int first = std::max(lo, split * kSplitTokens) / kPageTokens;
-    const Ints table = step.table(tile.sequence);
+    const Ints table = step.table(tile.sequence, layer_.windowed);
     Coming pages{};
     for (size_t i = 0; i < Coming::kPages && first + i < table.size(); i++)
         pages.page[i] = layer_.head(tile.kv_head) + size_t(table[first + i]) * layer_.page_stride;

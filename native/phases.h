@@ -305,10 +305,11 @@ class SortPhase : public Phase {
 
 // One layer's part of the KV cache.
 struct Layer {
-    uint8_t* base;  // in page 0
+    uint8_t* base;  // in page 0, or in slot 0 if it is windowed
     size_t page_stride;
     int kv_heads, head_dim;
     KvFormat format;
+    bool windowed;
     uint8_t* head(int h) const { return base + size_t(h) * head_page_bytes(head_dim, format); }
 };
 

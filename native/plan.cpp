@@ -67,8 +67,8 @@ class Busy {
 
 }  // namespace
 
-Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers,
-           KvFormat kv, const Plan* beside, bool apart)
+Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits,
+           std::vector<std::tuple<int, int, bool>> layers, KvFormat kv, const Plan* beside, bool apart)
     : kernels_(kernels),
       limits_(limits),
       merge_(merge),
@@ -79,33 +79,36 @@ Plan::Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, s
       busy_(common_->busy),
       pool_(common_->pool) {
     require(limits.tokens > 0 && limits.sequences > 0 && limits.pages > 0 && limits.context > 0 && limits.vocab > 0 &&
-                limits.chunk > 0,
+                limits.chunk > 0 && limits.slots >= 0,
             "every limit must be at least 1");
     require(
         limits.tokens <= kMostRows && limits.sequences <= kMostRows && limits.context <= kMost,
         "a step has at most " + std::to_string(kMostRows) + " rows, a context " + std::to_string(kMost) + " tokens");
     limits_.chunk = std::min(limits_.chunk, limits_.tokens);
-    for (auto [kv_heads, head_dim] : layers) {
+    for (auto [kv_heads, head_dim, windowed] : layers) {
+        require(!windowed || limits.slots, "layers with windows lie in slots, and there are none");
         require(kv_heads > 0 && head_dim > 0 && head_dim % 2 == 0 && head_dim <= kMaxHeadDim,
                 "heads must have an even size of at most " + std::to_string(kMaxHeadDim) + ", not " +
                     std::to_string(head_dim));
-        page_bytes_ += kv_heads * head_page_bytes(head_dim, kv);
+        (windowed ? slot_bytes_ : page_bytes_) += kv_heads * head_page_bytes(head_dim, kv);
         partials_.width = std::max(partials_.width, row_result(head_dim));
     }
     if (beside) require(threads == beside->threads(), "plans beside each other have the same threads");
     if (beside && !apart)
-        require(page_bytes_ == beside->page_bytes_ && limits.pages == beside->limits_.pages &&
+        require(limits.pages == beside->limits_.pages && limits.slots == beside->limits_.slots &&
                     std::equal(layers.begin(), layers.end(), beside->layers_.begin(), beside->layers_.end(),
                                [&](const auto& one, const Layer& other) {
-                                   return one.first == other.kv_heads && one.second == other.head_dim &&
+                                   return one == std::tuple(other.kv_heads, other.head_dim, other.windowed) &&
                                           other.format == kv;
                                }),
-                "plans of one cache have the same layers, pages and format of pages");
+                "plans of one cache have the same layers, pages, slots and format of pages");
     else
-        *cache_ = Arena(page_bytes_ * limits.pages);
-    size_t at = 0;
-    for (auto [kv_heads, head_dim] : layers) {
-        layers_.push_back({cache_->data() + at, page_bytes_, kv_heads, head_dim, kv});
+        *cache_ = Arena(page_bytes_ * limits.pages + slot_bytes_ * limits.slots);
+    size_t in_page = 0, in_slot = page_bytes_ * limits.pages;
+    for (auto [kv_heads, head_dim, windowed] : layers) {
+        size_t& at = windowed ? in_slot : in_page;
+        layers_.push_back(
+            {cache_->data() + at, windowed ? slot_bytes_ : page_bytes_, kv_heads, head_dim, kv, windowed});
         at += kv_heads * head_page_bytes(head_dim, kv);
     }
     if (!layers.empty()) partials_.room = kPartialBytes / (sizeof(float) * partials_.width);
@@ -475,13 +478,23 @@ uint8_t* Plan::page(int number) {
     return cache_->data() + number * page_bytes_;
 }
 
+uint8_t* Plan::slot(int number) {
+    require(number >= 0 && number < limits_.slots, "no such slot");
+    return cache_->data() + limits_.pages * page_bytes_ + number * slot_bytes_;
+}
+
 // Each thread has its own bytes of all pages: what is copied, copied on and zeroed stays in order without a barrier.
 void Plan::prepare_pages(const StepArrays& step, int thread) {
-    if (step.fresh.empty() && step.copies.empty()) return;
-    const size_t from = page_bytes_ * thread / live_.threads, bytes = page_bytes_ * (thread + 1) / live_.threads - from;
-    const auto at = [&](int32_t page) { return cache_->data() + page * page_bytes_ + from; };
-    for (size_t i = 0; i < step.copies.size(); i += 2) memmove(at(step.copies[i + 1]), at(step.copies[i]), bytes);
-    for (int32_t page : step.fresh) memset(at(page), 0, bytes);
+    if (step.fresh.empty() && step.copies.empty() && step.window_fresh.empty() && step.window_copies.empty()) return;
+    const auto prepare = [&](uint8_t* base, size_t stride, Ints copies, Ints fresh) {
+        const size_t from = stride * thread / live_.threads, bytes = stride * (thread + 1) / live_.threads - from;
+        const auto at = [&](int32_t page) { return base + page * stride + from; };
+        for (size_t i = 0; i < copies.size(); i += 2) memmove(at(copies[i + 1]), at(copies[i]), bytes);
+        for (int32_t page : fresh) memset(at(page), 0, bytes);
+    };
+    prepare(cache_->data(), page_bytes_, step.copies, step.fresh);
+    if (limits_.slots)
+        prepare(cache_->data() + page_bytes_ * limits_.pages, slot_bytes_, step.window_copies, step.window_fresh);
     pool_.barrier(thread);
 }
 

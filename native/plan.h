@@ -20,11 +20,11 @@ using PieceRef = std::tuple<const Packed*, int, int>;  // a packed matrix, its f
 
 class Plan {
   public:
-    // layers: (kv heads, head size) of each layer of the KV cache, kv: its format. merge: row ops that follow each
-    // other share a phase. beside: a plan whose threads this one uses too, instead of its own, and its KV cache unless
-    // it has one apart; one of the two runs at a time.
-    Plan(const KernelTable* kernels, int threads, bool merge, Limits limits, std::vector<std::pair<int, int>> layers,
-         KvFormat kv, const Plan* beside = nullptr, bool apart = false);
+    // layers: (kv heads, head size, windowed) of each layer of the KV cache, kv: its format; those that are windowed
+    // lie in slots. merge: row ops that follow each other share a phase. beside: a plan whose threads this one uses
+    // too, instead of its own, and its KV cache unless it has one apart; one of the two runs at a time.
+    Plan(const KernelTable* kernels, int threads, bool merge, Limits limits,
+         std::vector<std::tuple<int, int, bool>> layers, KvFormat kv, const Plan* beside = nullptr, bool apart = false);
 
     // ---- building; extents of results decide where a phase goes: those of logits rows run last, in chunks
     void route_to(int choices);  // experts a row may choose at most; before slot buffers are made
@@ -64,7 +64,9 @@ class Plan {
     std::vector<std::tuple<std::string, long, double>> timings() const;  // (phase, runs, seconds)
 
     size_t page_bytes() const { return page_bytes_; }
-    uint8_t* page(int number);  // its page_bytes, over all layers
+    uint8_t* page(int number);  // its page_bytes, over all layers that lie in pages
+    size_t slot_bytes() const { return slot_bytes_; }
+    uint8_t* slot(int number);
     int threads() const { return pool_.threads(); }
     const Limits& limits() const { return limits_; }
 
@@ -112,7 +114,7 @@ class Plan {
     bool merge_;
     int ids_;
     int choices_ = 0;
-    size_t page_bytes_ = 0;
+    size_t page_bytes_ = 0, slot_bytes_ = 0;
     std::vector<Layer> layers_;
     std::deque<Buffer> buffers_;
     std::deque<Input> inputs_;

@@ -130,7 +130,8 @@ struct Write : RowOp {
     Write(View k, View v, Layer layer, std::vector<float> shift) : k(k), v(v), layer(layer), shift(std::move(shift)) {}
     void run(const Here& here, int row) const override {
         const StepArrays& s = *here.live.step;
-        const int position = s.positions[row], page = s.table(here.live.sequence_of[row])[position / kPageTokens];
+        const int position = s.positions[row];
+        const int page = s.table(here.live.sequence_of[row], layer.windowed)[position / kPageTokens];
         const auto write = here.kernels().write_kv[static_cast<int>(layer.format)];
         float shifted[kMaxHeadDim];
         for (int h = 0, n = layer.head_dim; h < layer.kv_heads; h++) {

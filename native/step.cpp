@@ -62,6 +62,12 @@ void check_rows(const StepArrays& s, const Limits& limits, int ids) {
     all_within("pages", s.pages, 0, int64_t(limits.pages) - 1);
     all_within("copies", s.copies, 0, int64_t(limits.pages) - 1);
     all_within("fresh", s.fresh, 0, int64_t(limits.pages) - 1);
+    if (limits.slots) {  // else nobody reads them
+        length("window_pages", s.window_pages, s.pages.size());
+        all_within("window_pages", s.window_pages, 0, int64_t(limits.slots) - 1);
+        all_within("window_copies", s.window_copies, 0, int64_t(limits.slots) - 1);
+        all_within("window_fresh", s.window_fresh, 0, int64_t(limits.slots) - 1);
+    }
     for (int b = 0; b < s.sequences(); b++) check_sequence(s, b, limits);
     all_within("logit_rows", s.logit_rows, 0, int64_t(s.rows()) - 1);
     for (int r = 1; r < s.logits(); r++)

@@ -6,9 +6,9 @@
 
 namespace headrace {
 
-// What a plan can hold; chunk: logits rows at once.
+// What a plan can hold; chunk: logits rows at once; slots: of layers with windows, 0: these lie in pages as others do.
 struct Limits {
-    int tokens, sequences, pages, context, vocab, chunk;
+    int tokens, sequences, pages, context, vocab, chunk, slots = 0;
 };
 
 using Ints = std::span<const int32_t>;
@@ -27,14 +27,16 @@ struct SamplingArrays {
 
 struct StepArrays {
     Ints tokens, positions, query_start, context, page_indptr, pages, fresh, logit_rows;
-    Ints copies;  // [..][2]: from, to
+    Ints copies;                                     // [..][2]: from, to
+    Ints window_pages, window_fresh, window_copies;  // the same of slots
     SamplingArrays sampling;
 
     int rows() const { return static_cast<int>(tokens.size()); }
     int sequences() const { return static_cast<int>(context.size()); }
     int logits() const { return static_cast<int>(logit_rows.size()); }
-    Ints table(int sequence) const {  // pages of a sequence
-        return pages.subspan(page_indptr[sequence], page_indptr[sequence + 1] - page_indptr[sequence]);
+    Ints table(int sequence, bool windowed = false) const {  // pages of a sequence, or its slots
+        return (windowed ? window_pages : pages)
+            .subspan(page_indptr[sequence], page_indptr[sequence + 1] - page_indptr[sequence]);
     }
 };
 

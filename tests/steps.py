@@ -22,7 +22,11 @@ def sampling(rows: int, vocab: int = 0, **columns: Any) -> Sampling:
 
 @dataclass
 class World:
-    """Sequences with pages in a shuffled order, fed step by step; every row yields logits, kept by sequence."""
+    """Sequences with pages in a shuffled order, fed step by step; every row yields logits, kept by sequence.
+
+    slots: of layers that see `window` tokens; a slot goes back as soon as no row to come sees it, and its place in the
+    table stays as it was.
+    """
 
     executor: Executor
     sequences: Sequence[Sequence[int]]
@@ -31,11 +35,16 @@ class World:
     computed: list[int] = field(default_factory=list)
     tables: list[list[int]] = field(default_factory=list)
     logits: list[list[np.ndarray]] = field(default_factory=list)
+    slots: int = 0
+    window: int = 0
 
     def __post_init__(self) -> None:
         self._free = list(np.random.default_rng(self.seed).permutation(self.pages))
         self.computed = [0] * len(self.sequences)
+        self._free_slots = list(np.random.default_rng(self.seed).permutation(self.slots))
         self.tables = [[] for _ in self.sequences]
+        self.slot_tables: list[list[int]] = [[] for _ in self.sequences]
+        self._seen = [0] * len(self.sequences)  # the first page that still has its slot
         self.logits = [[] for _ in self.sequences]
 
     def step(
@@ -43,6 +52,7 @@ class World:
     ) -> Sampled:
         """Runs `counts[b]` more tokens of each sequence b named, after copies of pages."""
         tokens, positions, start, context, indptr, pages, fresh = [], [], [0], [], [0], [], []
+        slots, new = [], []
         for b, n in counts.items():
             at = self.computed[b]
             tokens += self.sequences[b][at : at + n]
@@ -52,17 +62,44 @@ class World:
             while len(self.tables[b]) * PAGE < at + n:
                 self.tables[b].append(self._free.pop())
                 fresh.append(self.tables[b][-1])
+                if self.slots:
+                    self.slot_tables[b].append(self._free_slots.pop())
+                    new.append(self.slot_tables[b][-1])
             pages += self.tables[b]
+            slots += self.slot_tables[b] if self.slots else []
             indptr.append(len(pages))
             self.computed[b] = at + n
         arrays = (np.asarray(a, np.int32) for a in (tokens, positions, start, context, indptr, pages, fresh))
         rows = np.arange(len(tokens), dtype=np.int32)
         moved = np.array(copies, np.int32).reshape(-1, 2)
-        out = self.executor.run(Step(*arrays, rows, sampling(len(rows)), keep_logits=True, taps=taps, copies=moved))
+        windows = {"window_pages": np.array(slots, np.int32), "window_fresh": np.array(new, np.int32)}
+        out = self.executor.run(
+            Step(*arrays, rows, sampling(len(rows)), keep_logits=True, taps=taps, copies=moved, **windows)
+        )
+        for b in counts if self.slots else ():
+            self._let_go(b, max(self.computed[b] - self.window + 1, 0) // PAGE)
         assert out.logits is not None
         for b, first, last in zip(counts, start, start[1:], strict=False):
             self.logits[b] += list(out.logits[first:last])
         return out
+
+    def _let_go(self, b: int, first: int) -> None:
+        """Nothing to come sees the pages before `first`."""
+        self._free_slots += self.slot_tables[b][self._seen[b] : first]
+        self._seen[b] = first
+
+    def spoil(self, token: int) -> None:
+        """Fill all slots that are free with what `token` leaves there, 16 at a time."""
+        free, self._free_slots, pages = self._free_slots, [], self._free
+        for at in range(0, len(free), 16):
+            some, self._free = free[at : at + 16], list(pages)
+            count = len(some) * PAGE
+            World(self.executor, [[token] * count], 0, slots=1, window=1)._run_in(self._free, some, count)
+        self._free_slots, self._free = free, pages
+
+    def _run_in(self, pages: list[int], slots: list[int], count: int) -> None:
+        self._free, self._free_slots = list(pages), list(slots)
+        self.step({0: count})
 
     def feed(self, chunks: Sequence[Mapping[int, int]]) -> list[np.ndarray]:
         """All steps in turn; the logits of each sequence, [its tokens, vocab]."""

@@ -43,20 +43,37 @@ def answer(prompt: list[int], seed: int, length: int, stops: frozenset[int] = fr
 
 
 class PagedModel:
-    """Runs batches; `burst` says how many tokens a sampling item yields at once."""
+    """Runs batches; `burst` says how many tokens a sampling item yields at once.
 
-    def __init__(self, limits: Limits, burst: Callable[[], int] = lambda: 1) -> None:
+    slot_of: of the scheduler that makes them, if it has windows: then what a position sees within its window must lie
+    in the slots as well, as they were when the sequence's table was last read.
+    """
+
+    def __init__(self, limits: Limits, burst: Callable[[], int] = lambda: 1, slot_of: list[int] | None = None) -> None:
         self.size = limits.page_size
+        self.window = limits.window
         self.memory: list[list[int | None]] = [[None] * self.size for _ in range(limits.pages)]
+        self.slots: list[list[int | None]] = [[None] * self.size for _ in range(limits.slots)]
+        self.slot_of = slot_of
         self.burst = burst
         self.tables: dict[int, tuple[int, list[int]]] = {}
+        self.slot_tables: dict[int, list[int]] = {}
 
     def run(self, batch: Batch) -> Outcome:
         for copy in batch.copies:
             self.memory[copy.target] = self.memory[copy.source].copy()
+            if self.slot_of is not None:
+                source, target = copy.slots
+                self.slots[target] = self.slots[source].copy()
         for page in batch.fresh:
             self.memory[page] = [None] * self.size
+            if self.slot_of is not None and self.slot_of[page] >= 0:
+                self.slots[self.slot_of[page]] = [None] * self.size
         return Outcome([self._item(item) for item in batch.items])
+
+    def places(self, page: int) -> list[list[int | None]]:
+        """What lies in a page: in its own memory, and in its slot."""
+        return [self.memory[page], *([] if self.slot_of is None else [self.slots[self.slot_of[page]]])]
 
     def _item(self, item: Scheduled) -> list[int]:
         s = item.sequence
@@ -67,6 +84,8 @@ class PagedModel:
             page = self.memory[s.pages[p // self.size]]
             assert p % self.size or page == [None] * self.size, "a page was taken and not named as fresh"
             page[p % self.size] = step(before, tokens[p])
+            if self.slot_of is not None:
+                self._see(s, p)
         if not item.sample:
             return []
         numbers = [self._at(s, p) for p in range(item.start + item.count)]
@@ -86,6 +105,18 @@ class PagedModel:
         moves, pages = self.tables.get(s.id, (-1, []))
         assert moves != s.moves or s.pages[: len(pages)] == pages, "a page was changed without a word"
         self.tables[s.id] = (s.moves, s.pages.copy())
+        if self.slot_of is not None:
+            known = self.slot_tables.get(s.id, []) if moves == s.moves else []
+            self.slot_tables[s.id] = [*known, *(self.slot_of[page] for page in s.pages[len(known) :])]
+
+    def _see(self, s: Sequence, position: int) -> None:
+        """What the position leaves lies in its slot, and what it sees in those of its window."""
+        table = self.slot_tables[s.id]
+        self.slots[table[position // self.size]][position % self.size] = self._at(s, position)
+        for p in range(max(position - self.window + 1, 0), position):
+            assert self.slots[table[p // self.size]][p % self.size] == self._at(s, p), (
+                f"{p} is not seen from {position}"
+            )
 
     def _at(self, s: Sequence, position: int) -> int:
         number = self.memory[s.pages[position // self.size]][position % self.size]
@@ -97,17 +128,18 @@ class Keeper:
     """A page store that writes late, when `write` is called, and hands out nothing where `fails` says so."""
 
     def __init__(self, fails: Callable[[], bool] = lambda: False) -> None:
-        self.pages: dict[int, list[int | None]] = {}
+        self.pages: dict[int, list[list[int | None]]] = {}
         self.waiting: list[tuple[int, int, object, Name]] = []
         self.fails = fails
-        self.memory: list[list[int | None]] = []  # of the model at hand
+        self.model: PagedModel  # the one at hand
 
     def __contains__(self, key: int) -> bool:
         return key in self.pages
 
     def load(self, key: int, page: int) -> bool:
-        failed = self.fails()
-        self.memory[page] = [99] * len(self.memory[page]) if failed else self.pages[key].copy()
+        failed, model = self.fails(), self.model
+        for place, kept in zip(model.places(page), self.pages[key], strict=True):
+            place[:] = [99] * model.size if failed else kept
         return not failed
 
     def offer(self, chain: Chain, pages: Items[int], count: int, name: Name) -> None:
@@ -121,7 +153,7 @@ class Keeper:
     def write(self) -> None:
         for key, page, known, name in self.waiting:
             if known is not None and name(page) is known:
-                self.pages[key] = self.memory[page].copy()
+                self.pages[key] = [place.copy() for place in self.model.places(page)]
         self.waiting = []
 
 
@@ -174,7 +206,8 @@ def drain(scheduler: Scheduler, model: PagedModel, steps: int = 20_000) -> list[
         steps -= 1
         ended += turn(scheduler, model)
     assert scheduler.schedule() is None
-    assert scheduler.pool.used == 0 and scheduler.pool.available == scheduler.limits.pages
+    assert scheduler.pool.used == 0
+    assert scheduler.pool.available == min(scheduler.limits.pages, scheduler.limits.slots or scheduler.limits.pages)
     assert scheduler.waiting == scheduler.running == 0
     return ended
 

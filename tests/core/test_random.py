@@ -13,6 +13,7 @@ from headrace.base.errors import RequestError
 from headrace.core.pages import chain_hash
 from headrace.core.scheduler import Batch, Limits, Scheduler
 from headrace.core.sequence import Finish, Sequence
+from headrace.core.windows import window_pages
 
 
 class Operations(RuleBasedStateMachine):
@@ -28,12 +29,15 @@ class Operations(RuleBasedStateMachine):
         constant_hash=st.booleans(),
         pace=st.none() | st.lists(st.integers(-3, 40), min_size=1, max_size=4),
         fails=st.none() | st.lists(st.booleans(), min_size=1, max_size=5),
+        window=st.sampled_from([0, 0, 1, 2, 3, 4, 6, 7, 10]),
+        spare=st.integers(0, 8),
     )
     def start(
         self, pages: int, seqs: int, budget: int, caching: bool, static: bool, cache: bool, constant_hash: bool,
-        pace: list[int] | None, fails: list[bool] | None,
+        pace: list[int] | None, fails: list[bool] | None, window: int, spare: int,
     ) -> None:  # fmt: skip
         length = 30
+        window = window if cache else 0
         limits = Limits(
             max_num_seqs=seqs,
             max_num_batched_tokens=budget if cache else budget + length,
@@ -43,6 +47,8 @@ class Operations(RuleBasedStateMachine):
             prefix_caching=caching,
             batching="static" if static else "continuous",
             kv_cache=cache,
+            window=window,
+            slots=window_pages(window, 3) + spare if window else 0,
         )
         self.limits = limits
         paces, failing = itertools.cycle(pace or []), itertools.cycle(fails or [])
@@ -59,10 +65,11 @@ class Operations(RuleBasedStateMachine):
         self.accepted: list[Sequence] = []
 
     def begin(self) -> None:
-        self.scheduler, self.model = self.new(), PagedModel(self.limits, lambda: self.extra)
+        self.scheduler = self.new()
+        self.model = PagedModel(self.limits, lambda: self.extra, self.scheduler.slot_of)
         self.batch: Batch | None = None
         if self.store is not None:
-            self.store.memory = self.model.memory
+            self.store.model = self.model
 
     @precondition(lambda self: self.store is not None)
     @rule()

@@ -26,7 +26,7 @@ links = st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), max_size=4).map
 def started(store: Keeper, limits: Limits | None = None) -> tuple[Scheduler, PagedModel]:
     limits = limits or small()
     scheduler, model = Scheduler(limits, "model", store=store), PagedModel(limits)
-    store.memory = model.memory
+    store.model = model
     return scheduler, model
 
 

@@ -33,7 +33,7 @@ def packed(rows: int = VOCAB, columns: int = WIDTH, fmt: str = "f32", seed: int 
 
 def plan(threads: int = 2, **changes: Any) -> Any:
     limits = {"tokens": 64, "sequences": 2, "pages": 4, "context": 64, "vocab": VOCAB, "chunk": 32}
-    return native.Plan(isa="", threads=threads, merge=True, **{"layers": [(1, 32)]} | limits | changes)
+    return native.Plan(isa="", threads=threads, merge=True, **{"layers": [(1, 32, False)]} | limits | changes)
 
 
 class Parts:
@@ -152,9 +152,11 @@ def test_what_does_not_fit_is_refused(what: str) -> None:
         {"pages": 0},
         {"vocab": -1},
         {"chunk": 0},
-        {"layers": [(1, 33)]},
-        {"layers": [(1, 258)]},
-        {"layers": [(0, 32)]},
+        {"layers": [(1, 33, False)]},
+        {"layers": [(1, 258, False)]},
+        {"layers": [(0, 32, False)]},
+        {"layers": [(1, 32, True)]},
+        {"slots": -1},
         {"context": 2**31 - 1},
         {"tokens": 2**31 - 1},
         {"threads": 0},
@@ -169,7 +171,7 @@ def test_plans_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
                 "isa": "",
                 "threads": 1,
                 "merge": True,
-                "layers": [(1, 32)],
+                "layers": [(1, 32, False)],
                 "tokens": 8,
                 "sequences": 1,
                 "pages": 1,
@@ -383,7 +385,10 @@ def test_one_thread_has_no_company() -> None:
     assert Machine(1).steps(50) == [1] * 50
 
 
-@pytest.mark.parametrize("changes", [{"pages": 3}, {"threads": 1}, {"layers": [(1, 64)]}, {"layers": [(1, 32)] * 2}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"pages": 3}, {"threads": 1}, {"layers": [(1, 64, False)]}, {"layers": [(1, 32, False)] * 2}, {"slots": 2}],
+)
 def test_a_plan_beside_another_has_its_cache(changes: dict[str, Any]) -> None:
     first = plan()
     assert plan(beside=first, tokens=8, sequences=1).page_bytes == first.page_bytes
@@ -393,6 +398,6 @@ def test_a_plan_beside_another_has_its_cache(changes: dict[str, Any]) -> None:
 
 def test_a_plan_apart_has_pages_of_its_own() -> None:
     first = plan()
-    assert plan(beside=first, apart=True, pages=3, layers=[(1, 32)] * 2).page_bytes != first.page_bytes
+    assert plan(beside=first, apart=True, pages=3, layers=[(1, 32, False)] * 2).page_bytes != first.page_bytes
     with pytest.raises(ValueError, match="threads"):
         plan(beside=first, apart=True, threads=1)

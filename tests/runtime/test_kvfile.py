@@ -31,7 +31,7 @@ class Cache:
         self.memory = [[bytearray(BYTES - 1000), bytearray(1000)] for _ in range(pages)]
         self.names: dict[int, object] = {}
 
-    def view(self, page: int) -> list[memoryview]:
+    def view(self, page: int, slot: int = 0) -> list[memoryview]:
         return [memoryview(part) for part in self.memory[page]]
 
     def name(self, page: int) -> object | None:

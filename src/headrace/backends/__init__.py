@@ -20,6 +20,7 @@ class Limits:
     context: tokens of the longest sequence.
     vocab: ids that may be sampled (rows of the head beyond it are padding and never win).
     threads: 0 takes what the machine allows.
+    slots: of 32 tokens each, of the layers with windows; 0: these lie in pages as all others do.
     """
 
     tokens: int
@@ -28,24 +29,30 @@ class Limits:
     context: int
     vocab: int
     threads: int = 0
+    slots: int = 0
 
 
 class Executor(Protocol):
     """A program lowered for one device, with its weights and its KV cache. `run` is not re-entrant.
 
-    weight_bytes: of the weights as they lie in memory. page_bytes: of one KV page over all layers.
+    weight_bytes: of the weights as they lie in memory. page_bytes, slot_bytes: of one KV page over all layers that lie
+    in pages, and of one slot over the others.
     threads, isa: what it runs on, for people to read.
     """
 
     weight_bytes: int
     page_bytes: int
+    slot_bytes: int
     threads: int
     isa: str
 
     def run(self, step: Step) -> Sampled: ...
 
-    def page(self, page: int) -> list[memoryview]:
-        """Views of all the bytes of a KV page, in an order that is always the same. No step may run that changes it."""
+    def page(self, page: int, slot: int = -1) -> list[memoryview]:
+        """Views of all the bytes of a KV page, in an order that is always the same. No step may run that changes it.
+
+        slot: where there are slots, the page's own.
+        """
         ...
 
     def rates(self) -> Rates | None:
@@ -63,6 +70,10 @@ class Backend(Protocol):
 
     def page_bytes(self, program: Program) -> int:
         """Bytes of one KV page over all layers, known before anything is loaded."""
+        ...
+
+    def window_bytes(self, program: Program) -> int:
+        """What layers with windows have of that."""
         ...
 
     def weight_bytes(self, program: Program, layouts: Mapping[str, Layout]) -> int:

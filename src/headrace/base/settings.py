@@ -13,6 +13,8 @@ from headrace.base.speculation import Speculation
 
 PAGE = 32  # tokens of a KV page
 
+BATCHED_TOKENS = 512  # rows of a step, where nothing else is asked for
+
 DEFAULT_MODEL = "smollm2-135m"
 
 KV_DTYPES = ("float16", "bfloat16", "int8")  # formats of the KV cache
@@ -61,7 +63,7 @@ class EngineSettings:
     chat_template: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = BATCHED_TOKENS
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     max_inter_token_ms: float | None = None

@@ -189,7 +189,7 @@ class _Opened:
             "identity": self._llm.engine.identity,
             "bytes": info.weight_bytes,
             "bits": 8 * info.weight_bytes / info.parameters,
-            "kv_bytes_a_token": info.page_bytes / PAGE,
+            "kv_bytes_a_token": (info.page_bytes + info.slot_bytes) / PAGE,
             **(self._speeds() if asked.speed and self.variant.settings.backend == "cpu" else {}),
         }
 

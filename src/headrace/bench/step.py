@@ -39,7 +39,8 @@ class _Watched:
 
     def __init__(self, executor: CpuExecutor, kv_bytes: float) -> None:
         self._run, self._kv_bytes = executor.run, kv_bytes
-        self.weight_bytes, self.page_bytes = executor.weight_bytes, executor.page_bytes
+        self.weight_bytes = executor.weight_bytes
+        self.page_bytes, self.slot_bytes = executor.page_bytes, executor.slot_bytes
         self.threads, self.isa = executor.threads, executor.isa
         self.close, self.rates, self.page = executor.close, executor.rates, executor.page
         self.load, self.seconds = Load([], [], 0), 0.0
@@ -127,7 +128,7 @@ class StepBench:
         if needed > info.pages:
             raise CapacityError(
                 f"{sequences} sequences of {prompt + tokens} tokens need {needed} KV pages and there are {info.pages}; "
-                f"give --kv-cache-memory-bytes {needed * info.page_bytes}"
+                f"give --kv-cache-memory-bytes {needed * (info.page_bytes + info.slot_bytes)}"
             )
         self._seed += 1
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)

@@ -143,10 +143,16 @@ def _told(subject: Subject, context: int, requests: int, memory: int | None, ban
         "page_tokens": PAGE,
         "page_bytes": cache.page_bytes,
         "context": context,
-        "bytes_a_request": cache.bytes(context),
+        "bytes_a_request": cache.least_bytes(context),
         "requests": requests,
         "bytes": cache.bytes(context, requests),
     }
+    if cache.parted(context):
+        told["kv_cache"] |= {
+            "window": cache.window,
+            "slot_bytes": cache.window_bytes,
+            "slots_a_request": cache.slots(context),
+        }
     if memory is not None:
         told["memory"] = memory
     if memory is not None and not subject.weights:
@@ -190,6 +196,10 @@ def _shown(told: dict[str, Any]) -> str:
         f"{kv['requests']} such requests": kv["bytes"],
     }
     lines += [f"{name:<22}{value:>20,} bytes  {_size(value):>9}" for name, value in facts.items()]
+    if "window" in kv:
+        lines.append(
+            f"{'a window of ' + format(kv['window'], ','):<22}{kv['slots_a_request']:>20,} pages of layers that have it"
+        )
     if "requests_that_fit" in kv:
         lines.append(f"{'fit in ' + _size(told['memory']):<22}{kv['requests_that_fit']:>20,}")
     if told["weights"]:

@@ -140,6 +140,10 @@ class PagePool:
                 best, most = page, common
         return best, most
 
+    def whole(self, page: int) -> bool:
+        """Whether all layers have their part of a page, so that it can be copied."""
+        return True
+
     def take_copy(self, source: int) -> int:
         """A page with one reference that is to hold what `source` does; `source` itself if no other was left."""
         if source in self._idle:

@@ -8,7 +8,8 @@ that of admission, as far as priority leaves it. Then those that lack more get c
 as `Waiting` orders them. A chunk that fills the step leaves up to half of it to shorter prompts behind, so that these
 need not wait for the end of a long one. While some decode, a `Pace` may make the step smaller, so that they need not
 wait long for their next token; `LEAST` tokens stay for the others. Whoever lacks a page takes it from the last in
-order of rank, which starts again later, mostly from the prefix cache.
+order of rank, which starts again later, mostly from the prefix cache. Where layers have windows, a page is to be had
+only with a slot (`core/windows.py`); a sequence alone needs no more of either than there are.
 
 Every accepted sequence ends. The first in order never yields, so each step brings it nearer its end, unless one of
 lower rank is admitted, and of those there are only so many: some sequence ends, time and again. Who waits is passed
@@ -30,6 +31,7 @@ from headrace.core.pages import ROOT, Hasher, PagePool, Salt, chain_hash, pack, 
 from headrace.core.sequence import Finish, Reason, Sequence
 from headrace.core.store import PageStore, chain_digest
 from headrace.core.waiting import Waiting
+from headrace.core.windows import NONE, WindowedPool, window_pages
 
 LEAST = 16  # tokens of a step that stay for those who lack more than one, whatever the pace
 
@@ -44,6 +46,8 @@ class Limits:
     sequence. pages: pages of `page_size` tokens in the pool.
     batching: "static" fills a batch and starts the next when all of it has ended, for comparison.
     kv_cache: False keeps nothing between steps: each computes whole sequences from position 0, for comparison.
+    window: tokens that the layers with the longest window see; they keep a page's part in one of `slots` slots, while
+    it is seen. 0: all layers keep it in the page itself.
     """
 
     max_num_seqs: int
@@ -54,6 +58,8 @@ class Limits:
     prefix_caching: bool = True
     batching: Literal["continuous", "static"] = "continuous"
     kv_cache: bool = True
+    window: int = 0
+    slots: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "pages", "page_size"):
@@ -67,6 +73,17 @@ class Limits:
                 f"({self.max_num_batched_tokens}) must be at least max_model_len ({self.max_model_len}).",
                 param="max_num_batched_tokens",
             )
+        if self.window and not (self.kv_cache and self.slots >= self.window_pages):
+            raise SettingError(
+                f"A window of {self.window} tokens needs at least {self.window_pages} slots and a KV cache, "
+                f"got {self.slots}.",
+                param="slots",
+            )
+
+    @property
+    def window_pages(self) -> int:
+        """Pages that a window and the next token lie in, at most."""
+        return window_pages(self.window, self.page_size)
 
     @property
     def context(self) -> int:
@@ -106,12 +123,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The page `target` of a sequence shall hold what `source` does, whose first `tokens` go for it too."""
+    """The page `target` of a sequence shall hold what `source` does, whose first `tokens` go for it too.
+
+    slots: of source and target, as they are when this copy's turn comes; () without windows.
+    """
 
     sequence: Sequence
     source: int
     target: int
     tokens: int
+    slots: tuple[int, int] | tuple[()] = ()
 
 
 @dataclass(slots=True)
@@ -154,7 +175,11 @@ class Scheduler:
         self.limits = limits
         self.salt = salt
         self._pace = pace
-        self.pool = PagePool(limits.pages, hasher if store is None else chain_digest)
+        known = hasher if store is None else chain_digest
+        self._windows: WindowedPool | None = None
+        if limits.window:
+            self._windows = WindowedPool(limits.pages, limits.slots, limits.window_pages - 1, known)
+        self.pool = self._windows or PagePool(limits.pages, known)
         self.preemptions = self.prefix_queries = self.prefix_hits = self.loaded = 0
         self._caching = limits.prefix_caching and limits.kv_cache
         self._store = store if self._caching else None
@@ -167,7 +192,7 @@ class Scheduler:
         self._kept = 0  # of them, for short sequences alone: their ids, once a long chunk has been met
         self._short: set[int] | None = None
         self._places = 0  # admissions left in a static batch
-        self._blocked = (-1, 0)  # who did not fit, and how many pages were available then
+        self._blocked = (-1, 0, 0)  # who did not fit, and how many pages and slots were to be had then
 
     @property
     def waiting(self) -> int:
@@ -178,6 +203,17 @@ class Scheduler:
     def running(self) -> int:
         """Sequences that have been admitted."""
         return len(self._running)
+
+    @property
+    def slot_of(self) -> list[int] | None:
+        """Of each page the slot of its layers with windows; None without windows."""
+        return None if self._windows is None else self._windows.slot_of
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """Slots in the windows of those that run, and those kept for prefix hits; none without windows."""
+        windows = self._windows
+        return (0, 0) if windows is None else (windows.slots - windows.slots_left, windows.slots_cached)
 
     @property
     def has_work(self) -> bool:
@@ -309,6 +345,8 @@ class Scheduler:
         assert len(self._running) <= self.limits.max_num_seqs
         assert not any(s.pages or s.computed for s in self._waiting), "a waiting sequence holds pages"
         self.pool.check(s.pages for s in self._running)  # 1
+        if self._windows is not None:
+            self._windows.check_slots(self._seen(s) for s in self._running)
         planned = {id(i.sequence): i.count for i in self._open.items} if self._open else {}
         for copy in self._open.copies if self._open else ():
             assert copy.sequence.finish or copy.target in copy.sequence.pages, "a copy for nobody"
@@ -324,6 +362,9 @@ class Scheduler:
         named = [self.pool.is_named(page, self._ids(sequence, i)) for i, page in enumerate(sequence.pages)]  # 3
         count = sum(named)
         assert count * size <= sequence.computed and all(named[:count]), "indexed pages lie wrong"  # 3
+        if self._windows is not None:
+            first = max(sequence.computed - self.limits.window + 1, 0) // size
+            assert all(self._windows.whole(page) for page in sequence.pages[first:]), "a window lacks a page"
 
     # -- scheduling
 
@@ -448,23 +489,24 @@ class Scheduler:
         total = len(sequence.tokens)
         if not self.limits.kv_cache and total > self._left:
             return False
-        available = self.pool.available
-        blocked, before = self._blocked
-        if (sequence.id == blocked and available <= before) or self._twin_ahead(sequence):
+        pages, slots = self.pool.free + self.pool.cached, self._windows.slots_left if self._windows else 0
+        blocked, *before = self._blocked
+        if (sequence.id == blocked and pages <= before[0] and slots <= before[1]) or self._twin_ahead(sequence):
             return False
         found = self._find_prefix(sequence)
-        needed = pages_for(total, self.limits.page_size) - len(found) + len(self._running)
-        if available - self.pool.idle_among(found) < needed:
-            self._blocked = (sequence.id, available)
+        if not self._fits(total, found):
+            self._blocked = (sequence.id, pages, slots)
             return False
-        self._blocked = (-1, 0)
+        self._blocked = (-1, 0, 0)
         self.pool.share(found)
+        if self._windows is not None:
+            self._windows.pin(found[self._windows.first_seen(len(found)) :])
         sequence.pages = found
         sequence.moves += 1
         sequence.hashed = len(found)
         sequence.computed = len(found) * self.limits.page_size
         if self._reuses(sequence):
-            if self._store is not None:
+            if self._store is not None and not (batch.copies and self._windows):
                 self._load_next(batch, sequence, self._store)
             self._copy_next(batch, sequence)
         if sequence.preemptions == 0:
@@ -472,6 +514,18 @@ class Scheduler:
             self.prefix_queries += total * self._reuses(sequence)
             self.prefix_hits += sequence.computed
         return True
+
+    def _fits(self, total: int, found: list[int]) -> bool:
+        """Whether `total` tokens, some of them in pages that were found, fit beside those that run."""
+        pages, pool, windows = pages_for(total, self.limits.page_size), self.pool, self._windows
+        if pool.free + pool.cached - pool.idle_among(found) < pages - len(found) + len(self._running):
+            return False
+        if windows is None:
+            return True
+        # Slots of what was found are among those that it will hold at once, whoever holds them now.
+        size = self.limits.window_pages
+        growing = sum(len(s.pages) < size for s in self._running)  # others let go of a slot for each that they take
+        return windows.slots_left >= min(pages - windows.first_seen(len(found)), size) + growing
 
     def _reuses(self, sequence: Sequence) -> bool:
         return self._caching and not sequence.wants_prompt_logprobs
@@ -488,7 +542,7 @@ class Scheduler:
         """Fill pages, at once, with those of its prefix that the store has after the last one in the index.
 
         A page that the step is to copy is never taken for that: one for each running sequence was kept back, and it
-        would go last.
+        would go last. That is not so of slots: with windows, this comes before any copy.
         """
         size, held = self.limits.page_size, len(sequence.pages)
         for key, _ in sequence.chain[held : (len(sequence.tokens) - 1) // size]:
@@ -497,9 +551,14 @@ class Scheduler:
             pages = self.pool.take(1)
             assert all(copy.source != pages[0] for copy in batch.copies), "a page was taken before it was copied"
             if not store.load(key, pages[0]):
+                if self._windows is not None:
+                    self._windows.unpin(pages)
                 self.pool.give(pages)
                 break
             sequence.pages += pages
+            if self._windows is not None:  # lets go of a slot for the next
+                sequence.computed = len(sequence.pages) * size
+                self._publish(sequence)
         sequence.computed = len(sequence.pages) * size
         if sequence.preemptions == 0:
             self.loaded += sequence.computed - held * size
@@ -517,11 +576,14 @@ class Scheduler:
         twin = self._twin_with(sequence, start + len(rest)) if tokens < len(rest) else None
         if twin is not None:
             source, tokens = twin.pages[start // size], len(rest)
-        if tokens:
+        if tokens and self.pool.whole(source):
+            slots = self.slot_of
+            was = NONE if slots is None else slots[source]
             target = self.pool.take_copy(source)
             sequence.pages.append(target)
             sequence.computed += tokens
-            batch.copies.append(Copy(sequence, source, target, tokens))
+            both = () if slots is None else (was, slots[target])
+            batch.copies.append(Copy(sequence, source, target, tokens, both))
 
     def _twin_with(self, sequence: Sequence, count: int) -> Sequence | None:
         """Another choice of its request that has computed the same `count` tokens."""
@@ -594,6 +656,9 @@ class Scheduler:
                     sequence.moves += 1
             if self._store is not None:
                 self._store.offer(sequence.chain, pages, full, self.pool.name)
+        if self._windows is not None:
+            first, end = self._windows.first_seen(sequence.hashed), self._windows.first_seen(full)
+            self._windows.unpin(sequence.pages[first:end])
         sequence.hashed = full
 
     def _publish_rest(self, sequence: Sequence) -> None:
@@ -626,15 +691,26 @@ class Scheduler:
         """Give back the pages beyond position `end`, by default `computed`."""
         held = pages_for(sequence.computed if end is None else end, self.limits.page_size)
         if held < len(sequence.pages):
-            self.pool.give(sequence.pages[held:])
-            del sequence.pages[held:]
-            sequence.moves += 1
+            self._give(sequence, held)
+
+    def _give(self, sequence: Sequence, held: int) -> None:
+        """Give back all pages but the first `held`."""
+        if self._windows is not None:
+            self._windows.unpin(self._seen(sequence, held))
+        self.pool.give(sequence.pages[held:])
+        del sequence.pages[held:]
+        sequence.moves += 1
+
+    def _seen(self, sequence: Sequence, start: int = 0) -> list[int]:
+        """Pages from number `start` on that a running sequence still sees, and so has pinned."""
+        assert self._windows is not None
+        return sequence.pages[max(self._windows.first_seen(sequence.hashed), start) :]
 
     def _drop(self, sequence: Sequence) -> None:
         """Give back all pages: the sequence starts again."""
         self._publish_rest(sequence)
+        self._give(sequence, 0)
         sequence.computed = sequence.hashed = 0
-        self._trim(sequence)
 
     def _fail(self, sequence: Sequence, message: str) -> None:
         """End a sequence whose numbers went wrong; what it computed itself must not be found by others."""
@@ -656,9 +732,7 @@ class Scheduler:
         self._waiting.ended(sequence)
         if self._open is None and finish.reason != "error":  # in an open batch a copy may not have been made yet
             self._publish_rest(sequence)
-        self.pool.give(sequence.pages)
-        sequence.pages = []
-        sequence.moves += 1
+        self._give(sequence, 0)
 
 
 def _holds(line: list[Sequence], sequence: Sequence) -> bool:

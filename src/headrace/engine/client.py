@@ -197,7 +197,7 @@ class EngineClient:
         self._closing = False
         self._deaths: list[float] = []  # when, in time.monotonic seconds
         self._streams: dict[str, Stream] = {}
-        self._stats = Stats(pages=info.pages)
+        self._stats = Stats(pages=info.pages, slots=info.slots)
         self._past: Stats | None = None  # what the engines before this one have counted
         self._tickets: dict[int, asyncio.Future[list[dict[str, Any]]]] = {}
         self._ticket = 0

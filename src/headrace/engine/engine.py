@@ -15,7 +15,6 @@ from headrace.base.errors import CapacityError, EngineError, SettingError
 from headrace.base.log import log
 from headrace.base.settings import PAGE, EngineSettings
 from headrace.base.speculation import Speculation
-from headrace.core.pages import pages_for
 from headrace.core.scheduler import Batch, Limits, Scheduled, Scheduler
 from headrace.core.sequence import TIMEOUT, Finish, Sequence
 from headrace.core.trace import StepTrace
@@ -24,6 +23,7 @@ from headrace.engine.messages import STEP_TOKENS, Add, ModelInfo, Stats, Update,
 from headrace.program.cost import work
 from headrace.program.roof import Rates
 from headrace.runtime.amounts import Amounts
+from headrace.runtime.cache import Cache, Room
 from headrace.runtime.draft import Apart, LookUps, ModelDraft, Shared, Speculator
 from headrace.runtime.kvfile import PageFile
 from headrace.runtime.load import LoadedModel
@@ -64,6 +64,8 @@ class Engine:
             prefix_caching=settings.enable_prefix_caching,
             batching=settings.batching,
             kv_cache=settings.kv_cache,
+            window=info.window,
+            slots=info.slots,
         )
         growth = work(model.program, model.sizes, model.kv_bytes)
         self.times = StepTimes(growth)
@@ -72,8 +74,14 @@ class Engine:
         self.identity = identity(model.fingerprint, settings, info.kv_cache_dtype)
         pace = _pace(settings.max_inter_token_ms, self.times, tokens)
         self.scheduler = Scheduler(limits, salt=self.identity, pace=pace, store=store)
+        if store is not None:
+            store.slot_of = self.scheduler.slot_of
         self.runner = Runner(
-            model.executor, max_num_seqs=settings.max_num_seqs, context=limits.context, vocab=info.vocab_size
+            model.executor,
+            max_num_seqs=settings.max_num_seqs,
+            context=limits.context,
+            vocab=info.vocab_size,
+            slot_of=self.scheduler.slot_of,
         )
         self.speculator: Speculator | None = None
         if settings.speculative_config is not None and settings.kv_cache:
@@ -358,6 +366,8 @@ class Engine:
             self.amounts.bytes,
             self.amounts.macs,
             self.amounts.seconds,
+            *s.slots,
+            self.info.slots,
             drafts,
             drafted,
             accepted,
@@ -409,18 +419,19 @@ def context_length(settings: EngineSettings, own: int) -> int:
     return settings.max_model_len
 
 
-def page_count(settings: EngineSettings, context: int, page_bytes: int, free_bytes: int) -> int:
-    """Pages of the KV cache; CapacityError, with what would fit, if not even one sequence of `context` does."""
-    needed = pages_for(context, PAGE)
+def cache_room(settings: EngineSettings, context: int, cache: Cache, free_bytes: int) -> Room:
+    """Room of the KV cache; CapacityError, with what would fit, if not even one sequence of `context` does."""
     if settings.kv_cache_memory_bytes is not None:
-        pages, limit = settings.kv_cache_memory_bytes // page_bytes, "kv_cache_memory_bytes"
+        memory, limit = settings.kv_cache_memory_bytes, "kv_cache_memory_bytes"
     else:
-        wanted = max(needed, settings.max_num_seqs * min(pages_for(1024, PAGE), needed))
-        pages, limit = min(wanted, int(free_bytes * 0.6) // page_bytes), "free memory"
-    if pages < needed:
+        memory = min(cache.likely_bytes(settings.max_num_seqs, context), int(free_bytes * 0.6))
+        limit = "free memory"
+    room = cache.room(memory, settings.max_num_seqs, context)
+    if room is None:
+        fits = cache.longest(memory, context)
         raise CapacityError(
-            f"the KV cache of one sequence of {context} tokens needs {needed * page_bytes / 2**20:.2f} MiB, "
-            f"and {limit} allows {max(pages, 0) * page_bytes / 2**20:.2f} MiB; "
-            + (f"use --max-model-len {pages * PAGE}" if pages > 0 else "give it more: --kv-cache-memory-bytes")
+            f"the KV cache of one sequence of {context} tokens needs {cache.least_bytes(context) / 2**20:.2f} MiB, "
+            f"and {limit} allows {memory / 2**20:.2f} MiB; "
+            + (f"use --max-model-len {fits}" if fits else "give it more: --kv-cache-memory-bytes")
         )
-    return pages
+    return room

@@ -9,7 +9,7 @@ import hashlib
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -23,9 +23,10 @@ from headrace.base.errors import SettingError
 from headrace.base.log import shown
 from headrace.base.settings import PAGE, EngineSettings
 from headrace.base.speculation import Speculation
-from headrace.engine.engine import Engine, context_length, identity, page_count
+from headrace.engine.engine import Engine, cache_room, context_length, identity
 from headrace.engine.messages import ModelInfo
 from headrace.engine.requests import OWN, own_defaults
+from headrace.runtime.cache import Cache, cache_of
 from headrace.runtime.encoded import in_formats
 from headrace.runtime.kvfile import PageFile, open_store
 from headrace.runtime.load import Prepared, Smaller, copy_formats, load_model, prepare
@@ -144,16 +145,19 @@ def load_engine(
     smaller = None
     if draft is not None:
         smaller = Smaller(prepare(Path(draft[0]), config.quantization if config else None), draft[1])
-    page_bytes, weight_bytes = _needs(prepared, backend, copied, smaller)
+    cache, weight_bytes = _needs(settings, prepared, backend, copied, smaller)
+    room = cache_room(settings, context, cache, max(available_memory() - weight_bytes, 0))
+    slot_bytes = cache.window_bytes if room.slots else 0
     limits = Limits(
         tokens=settings.max_num_batched_tokens if settings.kv_cache else max(settings.max_num_batched_tokens, context),
         sequences=settings.max_num_seqs,
-        pages=page_count(settings, context, page_bytes, max(available_memory() - weight_bytes, 0)),
+        pages=room.pages,
         context=context,
         vocab=vocab,
         threads=settings.threads,
+        slots=room.slots,
     )
-    header = "" if settings.kv_cache_dir is None else pages_identity(settings, checkpoint, backend)
+    header = "" if settings.kv_cache_dir is None else pages_identity(settings, checkpoint, backend, slot_bytes)
     model = load_model(prepared, backend, limits, copied, smaller)
     info = ModelInfo(
         name=settings.model,
@@ -162,7 +166,10 @@ def load_engine(
         vocab_size=vocab,
         page_tokens=PAGE,
         pages=limits.pages,
-        page_bytes=page_bytes,
+        page_bytes=cache.page_bytes - slot_bytes,
+        slots=limits.slots,
+        slot_bytes=slot_bytes,
+        window=cache.window if limits.slots else 0,
         kv_cache_dtype=backend.kv,
         quantization=settings.weight_format or "",
         weight_bytes=model.executor.weight_bytes,
@@ -189,7 +196,7 @@ def _store(settings: EngineSettings, header: str, executor: Executor) -> PageFil
     if settings.kv_cache_dir is None:
         return None
     folder, size = Path(settings.kv_cache_dir), settings.kv_cache_dir_bytes
-    return open_store(folder, size, header, executor.page_bytes, executor.page)
+    return open_store(folder, size, header, executor.page_bytes + executor.slot_bytes, executor.page)
 
 
 # Settings on which no bit of a page depends. Whoever adds one that is not here makes another file of it.
@@ -201,10 +208,13 @@ HARMLESS = frozenset(
 )
 
 
-def pages_identity(settings: EngineSettings, checkpoint: Checkpoint, backend: Backend) -> str:
-    """What the bytes of KV pages depend on besides tokens: weights, engine, machine and settings."""
+def pages_identity(settings: EngineSettings, checkpoint: Checkpoint, backend: Backend, slot_bytes: int = 0) -> str:
+    """What the bytes of KV pages depend on besides tokens: weights, engine, machine and settings.
+
+    slot_bytes: what of a page lies in a slot.
+    """
     told = {name: value for name, value in asdict(settings).items() if name not in HARMLESS}
-    told |= {"weights": checkpoint.digest(), "code": code_digest(), "kv": backend.kv, "page": PAGE}
+    told |= {"weights": checkpoint.digest(), "code": code_digest(), "kv": backend.kv, "page": PAGE, "slot": slot_bytes}
     return json.dumps(told | {"bytes": sys.byteorder}, sort_keys=True)
 
 
@@ -216,16 +226,21 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def _needs(prepared: Prepared, backend: Backend, copied: bool, smaller: Smaller | None) -> tuple[int, int]:
-    """Bytes of a KV page and of the weights, those of who drafts with them."""
+def _needs(
+    settings: EngineSettings, prepared: Prepared, backend: Backend, copied: bool, smaller: Smaller | None
+) -> tuple[Cache, int]:
+    """What the KV cache takes, and bytes of the weights, those of who drafts with them."""
     program, layouts = prepared.program, prepared.layouts()
-    page_bytes, weight_bytes = backend.page_bytes(program), backend.weight_bytes(program, layouts)
+    cache = cache_of(program, backend, settings.max_num_batched_tokens)
+    weight_bytes = backend.weight_bytes(program, layouts)
     if copied:
         weight_bytes += backend.weight_bytes(program, in_formats(layouts, copy_formats(program, layouts)))
     if smaller is not None:
-        page_bytes += backend.page_bytes(smaller.prepared.program)
+        cache = replace(cache, page_bytes=cache.page_bytes + backend.page_bytes(smaller.prepared.program))
         weight_bytes += backend.weight_bytes(smaller.prepared.program, smaller.prepared.layouts())
-    return page_bytes, weight_bytes
+    if not settings.kv_cache:  # nothing is kept, so nothing can be let go
+        cache = replace(cache, window=0)
+    return cache, weight_bytes
 
 
 def _speculation(settings: EngineSettings) -> Speculation | None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import msgspec
 
+from headrace.core.pages import pages_for
 from headrace.core.sampling import SamplingParams
+from headrace.core.windows import window_pages
 from headrace.text.grammar import Grammar, Vocabulary
 from headrace.weights.report import Quality
 
@@ -159,6 +161,7 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     the model; roof_seconds: the least that they could take, if the machine's rates were measured.
     drafts: chains of guessed tokens that were verified; drafted_tokens, accepted_tokens: these, and those that were
     right; accepted_at: right ones by their place in the chain; [] without speculation.
+    slots: of layers with windows; in the windows of sequences, and kept for prefix hits; 0 where pages hold all layers.
     file_pages: pages in the file of --kv-cache-dir; file_traffic: those that were loaded, stored, found to be damaged,
     [] without it; loaded_tokens: prompt tokens that came from there, part of prefix_hits.
     """
@@ -189,6 +192,9 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
     read_bytes: float = 0.0
     macs: float = 0.0
     roof_seconds: float = 0.0
+    slots_used: int = 0
+    slots_cached: int = 0
+    slots: int = 0
     drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -204,10 +210,11 @@ class Stats(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     def after_the_end(self) -> Stats:
         """What is left of an engine that died: what only grows."""
-        return Stats(pages=self.pages, **{name: getattr(self, name) for name in COUNTERS})
+        return Stats(pages=self.pages, slots=self.slots, **{name: getattr(self, name) for name in COUNTERS})
 
 
 _GAUGES = {"running", "waiting", "pages_used", "pages_cached", "pages", "prompt_token_time", "step_time", "file_pages"}
+_GAUGES |= {"slots_used", "slots_cached", "slots"}
 COUNTERS = tuple(name for name in Stats.__struct_fields__ if name not in _GAUGES)
 
 
@@ -217,6 +224,9 @@ def _sum(a: Any, b: Any) -> Any:
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded. Sizes in bytes; page_bytes is of one KV page of page_tokens tokens over all layers.
+
+    slots: where there are any, pages are those of layers that see everything; slot_bytes is of one slot over the
+    others, which see `window` tokens at most.
 
     quantization: what float weights were rounded to as they were loaded. parameters: numbers in the model's file.
     trained_len: tokens of its own context. dim: width of its residual stream.
@@ -242,6 +252,22 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dim: int = 0
     generation: dict[str, Any] = msgspec.field(default_factory=dict)
     quality: Quality | None = None
+    slots: int = 0
+    slot_bytes: int = 0
+    window: int = 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of the KV cache."""
+        return self.pages * self.page_bytes + self.slots * self.slot_bytes
+
+    @property
+    def concurrency(self) -> float:
+        """How many sequences of max_model_len tokens the KV cache holds."""
+        pages = pages_for(self.max_model_len, self.page_tokens)
+        by_pages = self.pages * self.page_tokens / self.max_model_len
+        slots = min(window_pages(self.window, self.page_tokens), pages)
+        return min(by_pages, self.slots / slots) if self.slots else by_pages
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):

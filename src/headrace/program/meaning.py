@@ -26,13 +26,14 @@ Array = NDArray[Any]
 class LayerCache:
     """Keys and values of one layer, each float32 [pages, 32, kv_heads, head_dim]. format: of KV_FORMATS, when written.
 
-    offset: what keys are less of, [kv_heads, head_dim] or 0; see `program.keys`.
+    offset: what keys are less of, [kv_heads, head_dim] or 0; see `program.keys`. windowed: the pages are slots.
     """
 
     keys: F32
     values: F32
     format: str = "float32"
     offset: F32 | float = 0.0
+    windowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,8 @@ def _attend(op: Op, x: Sequence[Array], _: Sequence[F32], around: Surroundings) 
     out = np.empty_like(q)
     for b, context in enumerate(step.context):
         rows = slice(step.query_start[b], step.query_start[b + 1])
-        pages = step.pages[step.page_indptr[b] : step.page_indptr[b + 1]]
+        tables = step.window_pages if cache.windowed else step.pages
+        pages = tables[step.page_indptr[b] : step.page_indptr[b + 1]]
         positions = step.positions[rows]
         at = pages[positions // PAGE], positions % PAGE
         cache.keys[at], cache.values[at] = k[rows], v[rows]

@@ -83,6 +83,11 @@ class Program:
         last[self.logits.id] = len(self.ops)
         return last
 
+    @property
+    def window(self) -> int:
+        """Tokens that the layers with the longest window see; 0: all layers see everything."""
+        return max((op.attrs["window"] for op in self.layers()), default=0)
+
     def layers(self) -> list[Op]:
         """The `attend` ops in order: each owns one layer of the KV cache (attrs: kv_heads, head_dim, window)."""
         return [op for op in self.ops if op.kind == "attend"]

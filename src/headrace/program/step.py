@@ -20,6 +20,7 @@ F32 = NDArray[np.float32]
 U64 = NDArray[np.uint64]
 
 NO_COPIES: I32 = np.zeros((0, 2), np.int32)
+NO_PAGES: I32 = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -86,6 +87,8 @@ class Step:
     context [B]: tokens of sequence b in the cache once this step has written its own. page_indptr [B+1], pages: the
         page tables, position p lies in page pages[page_indptr[b] + p // 32].
     copies [C, 2]: pages to copy first, from and to, in order. fresh: pages to zero then.
+    window_pages, window_fresh, window_copies: the same of the slots of layers with windows, where these have slots;
+        what no row of the step sees within its window is not read, and may be any slot.
     logit_rows [R]: ascending. keep_logits: also return the raw logits (tests, evaluation). taps: names of values to
         return.
     """
@@ -102,6 +105,9 @@ class Step:
     keep_logits: bool = False
     taps: tuple[str, ...] = ()
     copies: I32 = field(default_factory=lambda: NO_COPIES)
+    window_pages: I32 = field(default_factory=lambda: NO_PAGES)
+    window_fresh: I32 = field(default_factory=lambda: NO_PAGES)
+    window_copies: I32 = field(default_factory=lambda: NO_COPIES)
 
     @classmethod
     def alone(

@@ -152,10 +152,12 @@ class _Waiting(NamedTuple):
 class PageFile:
     """A `PageStore` in a folder of its own. See `open_store`.
 
-    view: the bytes of a page of the cache, `page_bytes` in all.
+    view: the bytes of a page of the cache and of its slot, `page_bytes` in all. slot_of: see `Scheduler.slot_of`, whose
+    maker sets it.
     """
 
-    def __init__(self, fd: int, slots: int, page_bytes: int, view: Callable[[int], Views]) -> None:
+    def __init__(self, fd: int, slots: int, page_bytes: int, view: Callable[[int, int], Views]) -> None:
+        self.slot_of: list[int] | None = None
         self.page_bytes = page_bytes
         self.slots = slots
         self.traffic = Traffic()
@@ -193,7 +195,7 @@ class PageFile:
             kept = self._shelf.get(key)
         if kept is None:
             return False
-        views = self._view(page)
+        views = self._views(page)
         try:
             whole = os.preadv(self._fd, views, self._at(kept.slot)) == self.page_bytes
         except OSError as error:
@@ -262,13 +264,12 @@ class PageFile:
                 self._known.discard(job.key)
 
     def _write(self, job: _Waiting) -> None:
-        if job.now(job.page) is not job.name:
+        if job.now(job.page) is not job.name or not (views := self._views(job.page)):
             return
         with self._lock:
             slot = None if job.key in self._shelf else self._shelf.room(job.parent)
         if slot is None:
             return
-        views = self._view(job.page)
         if os.pwritev(self._fd, views, self._at(slot)) != self.page_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         kept = Kept(slot, job.parent, _check(views))
@@ -286,6 +287,11 @@ class PageFile:
             self._record(slot, _NO_RECORD)
 
     # -- the file
+
+    def _views(self, page: int) -> Views:
+        """The bytes of a page; [] if it has no slot any more."""
+        slot = self.slot_of[page] if self.slot_of is not None else 0
+        return self._view(page, slot) if slot >= 0 else []
 
     def _has(self, key: int) -> bool:
         return key in self._shelf or key in self._known
@@ -321,7 +327,7 @@ class PageFile:
 
 
 def open_store(
-    folder: Path, size: int, identity: str, page_bytes: int, view: Callable[[int], Views]
+    folder: Path, size: int, identity: str, page_bytes: int, view: Callable[[int, int], Views]
 ) -> PageFile | None:
     """The pages kept in a folder, at most `size` bytes of them; None, with a warning, where that cannot be now.
 

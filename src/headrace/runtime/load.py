@@ -153,7 +153,7 @@ def load_model(
     elif copied:
         drafter = _copy(prepared, backend, limits, executor)
     prepared.checkpoint.close()
-    kv_bytes = executor.page_bytes / (PAGE * kv_bytes_per_token(prepared.program, 1))
+    kv_bytes = (executor.page_bytes + executor.slot_bytes) / (PAGE * kv_bytes_per_token(prepared.program, 1))
     return LoadedModel(prepared.config, prepared.program, executor, fingerprint, sizes, kv_bytes, drafter)
 
 
@@ -177,6 +177,7 @@ def _smaller(smaller: Smaller, backend: Backend, limits: Limits, executor: Execu
         tokens=max(DRAFT_ROWS, limits.sequences),
         context=min(limits.context, prepared.config.context),
         vocab=min(limits.vocab, prepared.config.vocab, smaller.vocab_size),
+        slots=0,
     )
     weights = _encoded(prepared, backend, limits)
     made = backend.executor(prepared.program, weights, own, beside=executor, apart=True)

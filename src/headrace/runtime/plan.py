@@ -13,34 +13,15 @@ from pathlib import Path
 
 from headrace.backends import Backend
 from headrace.base.formats import F32, FORMATS, Format
-from headrace.base.settings import PAGE
-from headrace.core.pages import pages_for
+from headrace.base.settings import BATCHED_TOKENS, PAGE
 from headrace.models import Config, Model, Source, describe
 from headrace.program import Layout, Program
 from headrace.program.cost import Load, kv_bytes, kv_bytes_per_token, total
 from headrace.quant.recipes import fitting
+from headrace.runtime.cache import Cache, cache_of
 from headrace.runtime.encoded import in_formats, recipe_formats
 from headrace.runtime.load import copy_formats, layouts, prepare
 from headrace.weights.safetensors import CONFIG, QUANTIZATION, read_json
-
-
-@dataclass(frozen=True, slots=True)
-class Cache:
-    """A KV cache in pages. page_bytes: of one page of 32 tokens over all layers."""
-
-    page_bytes: int
-
-    @property
-    def token_bytes(self) -> float:
-        return self.page_bytes / PAGE
-
-    def bytes(self, context: int, requests: int = 1) -> int:
-        """Of so many requests of `context` tokens each."""
-        return requests * pages_for(context, PAGE) * self.page_bytes
-
-    def requests(self, memory: int, context: int) -> int:
-        """How many requests of `context` tokens fit in `memory` bytes."""
-        return max(memory, 0) // self.page_bytes // pages_for(context, PAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +86,7 @@ def of_path(path: Path, backend: Backend, quantization: str | None = None, copie
 
 def beside(subject: Subject, draft: Subject) -> Subject:
     """A model with another that drafts for it, as the first of its rows has it, in pages and memory."""
-    cache = Cache(subject.cache.page_bytes + draft.cache.page_bytes)
+    cache = replace(subject.cache, page_bytes=subject.cache.page_bytes + draft.cache.page_bytes)
     drafter = draft.weights[0].bytes
     return replace(subject, cache=cache, weights=tuple(replace(w, drafter=drafter) for w in subject.weights))
 
@@ -121,7 +102,7 @@ def _config_alone(path: Path) -> Path | None:
 def _of_model(
     model: Model, program: Program, stored: Mapping[str, Mapping[str, Layout]], backend: Backend, copied: bool
 ) -> Subject:
-    cache = Cache(backend.page_bytes(program))
+    cache = cache_of(program, backend, BATCHED_TOKENS)
     planned = dict(stored) | {name: _all_in(format, model, program) for name, format in FORMATS.items()}
     weights = (_of_program(name, program, found, cache, backend, copied) for name, found in planned.items())
     return Subject(cache, _values(model, program), tuple(weights), model.config)

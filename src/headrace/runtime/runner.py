@@ -21,7 +21,7 @@ from headrace.backends import Executor
 from headrace.base.settings import PAGE
 from headrace.core.scheduler import Batch, Outcome, Scheduled
 from headrace.core.sequence import NONE_ALLOWED, TOO_COMPLEX, Constraint, Sequence
-from headrace.program.step import NO_COPIES, Sampled, Sampling, Step
+from headrace.program.step import NO_COPIES, NO_PAGES, Sampled, Sampling, Step
 
 I32 = NDArray[np.int32]
 F32 = NDArray[np.float32]
@@ -145,10 +145,13 @@ _Draw = tuple[_Slot, Tokens]
 
 
 class Runner:
-    """Runs batches on an executor. vocab: ids that may be sampled."""
+    """Runs batches on an executor. vocab: ids that may be sampled. slot_of: see `Scheduler.slot_of`."""
 
-    def __init__(self, executor: Executor, *, max_num_seqs: int, context: int, vocab: int) -> None:
+    def __init__(
+        self, executor: Executor, *, max_num_seqs: int, context: int, vocab: int, slot_of: list[int] | None = None
+    ) -> None:
         self.executor = executor
+        self._slot_of = slot_of
         self.keep_logits = False
         self._vocab = vocab
         self._slots: dict[int, _Slot] = {}
@@ -156,6 +159,7 @@ class Runner:
         self._last: _Rows | None = None  # of a step that the next one may continue
         n = max_num_seqs
         self._table: I32 = np.zeros((n, -(-context // PAGE)), np.int32)
+        self._windows: I32 | None = None if slot_of is None else np.zeros_like(self._table)
         f, i = np.float32, np.int32
         self._settings: dict[str, NDArray[Any]] = {
             "temperature": np.zeros(n, f), "top_k": np.zeros(n, i), "top_p": np.zeros(n, f), "min_p": np.zeros(n, f),
@@ -207,6 +211,8 @@ class Runner:
             page_indptr=np.arange(len(items) + 1, dtype=np.int32) * np.int32(table.shape[1]),
             pages=table.reshape(-1),
             fresh=np.array(fresh, np.int32),
+            window_pages=NO_PAGES if self._windows is None else self._windows[which, :width].reshape(-1),
+            window_fresh=self._fresh_slots(fresh),
             logit_rows=query[1:][draws] - np.int32(1),
             sampling=Sampling(
                 **settings,
@@ -236,8 +242,16 @@ class Runner:
             slot.moves, slot.filled = sequence.moves, 0
         if slot.filled < len(pages):
             self._table[slot.index, slot.filled : len(pages)] = pages[slot.filled :]
+            if self._windows is not None and self._slot_of is not None:
+                new = [self._slot_of[page] for page in pages[slot.filled :]]  # none: nobody sees the page
+                self._windows[slot.index, slot.filled : len(pages)] = np.maximum(new, 0)
             slot.filled = len(pages)
         return slot
+
+    def _fresh_slots(self, fresh: list[int]) -> I32:
+        if self._slot_of is None or not fresh:
+            return NO_PAGES
+        return np.array([s for page in fresh if (s := self._slot_of[page]) >= 0], np.int32)
 
     def _fill(self, slot: _Slot) -> None:
         s = slot.sequence
@@ -281,7 +295,9 @@ class Runner:
         context = start + lengths
         width = -(-int(context.max()) // PAGE)
         rows = _logit_rows(items, ends)
-        rows.slots, rows.pages = slots, self._table[[s.index for s in slots], :width]
+        which = [s.index for s in slots]
+        rows.slots, rows.pages = slots, self._table[which, :width]
+        rows.windows = NO_PAGES if self._windows is None else self._windows[which, :width]
         rows.step = Step(
             tokens=np.array(tokens, np.int32),
             positions=positions,
@@ -293,6 +309,9 @@ class Runner:
             logit_rows=np.array(rows.row, np.int32),
             sampling=self._sampling(slots, items, rows),
             copies=np.array([(c.source, c.target) for c in batch.copies], np.int32) if batch.copies else NO_COPIES,
+            window_pages=rows.windows.reshape(-1),
+            window_fresh=self._fresh_slots(batch.fresh),
+            window_copies=np.array([c.slots for c in batch.copies if c.slots], np.int32).reshape(-1, 2),
         )
         draws = len(tokens) == len(rows.item) == count and max(rows.target) < 0
         rows.steady = draws and not any(s.changes() for s in slots)
@@ -312,13 +331,17 @@ class Runner:
             if slot.moves != sequence.moves or slot.filled != len(sequence.pages):
                 if len(sequence.pages) > last.pages.shape[1]:
                     return False
-                last.pages[row] = self._table[self._slot(sequence).index, : last.pages.shape[1]]
+                index, width = self._slot(sequence).index, last.pages.shape[1]
+                last.pages[row] = self._table[index, :width]
+                if self._windows is not None:
+                    last.windows[row] = self._windows[index, :width]
         step = last.step
         step.tokens[:] = [sequence.tokens[-1] for sequence in last.sequences]
         for counter in (step.positions, step.context, step.sampling.position):
             counter += 1
         step.fresh = np.array(batch.fresh, np.int32) if batch.fresh else _NO_IDS
-        step.copies = NO_COPIES
+        step.window_fresh = self._fresh_slots(batch.fresh)
+        step.copies = step.window_copies = NO_COPIES
         last.position = starts
         return True
 
@@ -399,9 +422,9 @@ class _Rows:
     """The rows whose logits are wanted: place in the step, item, position, and the token to score (-1: sample).
 
     ahead: drafted tokens that the row comes after; -1 where a token is scored. drafted: some row has any. slots,
-    pages [items, width]: of the items. steady: each item has one row and draws by settings that stay, so that the next
-    step may continue this one, with the same `sequences`. scored: somebody wants log-probabilities. constrained: rows
-    whose sequences have a constraint.
+    pages, windows [items, width]: of the items. steady: each item has one row and draws by settings that stay, so that
+    the next step may continue this one, with the same `sequences`. scored: somebody wants log-probabilities.
+    constrained: rows whose sequences have a constraint.
     """
 
     __slots__ = (
@@ -418,6 +441,7 @@ class _Rows:
         "steady",
         "step",
         "target",
+        "windows",
     )
 
     def __init__(self) -> None:
@@ -426,6 +450,7 @@ class _Rows:
         self.sequences: list[Sequence] = []
         self.slots: list[_Slot]
         self.pages: I32
+        self.windows: I32
         self.row: list[int] = []
         self.item: list[int] = []
         self.position: list[int] = []

@@ -225,7 +225,6 @@ async def _first(*work: Any, within: float | None = None) -> None:
 
 def _say_ready(engine: EngineClient, app: App, sock: socket.socket, settings: ServeSettings) -> None:
     info = engine.info
-    tokens = info.pages * info.page_tokens
     log.info(
         "%s: %s, %s of weights%s, loaded in %.2f s; %d threads, %s",
         info.name,
@@ -238,11 +237,11 @@ def _say_ready(engine: EngineClient, app: App, sock: socket.socket, settings: Se
     )
     log.info(
         "CPU KV cache size: %s tokens (%s, %s), Maximum concurrency for %s tokens per request: %.2fx",
-        f"{tokens:,}",
-        megabytes(info.pages * info.page_bytes),
+        f"{int(info.concurrency * info.max_model_len):,}",
+        megabytes(info.cache_bytes),
         info.kv_cache_dtype,
         f"{info.max_model_len:,}",
-        tokens / info.max_model_len,
+        info.concurrency,
     )
     if app.limits.defaults:
         log.info("sampling defaults (generation_config, where a request says nothing): %s", app.limits.defaults)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -48,7 +48,11 @@ class CpuBackend:
 
     def page_bytes(self, program: Program) -> int:
         """Bytes of one KV page over all layers."""
-        return sum(_layer_bytes(*layer, self.kv) for layer in _layers(program))
+        return sum(_layer_bytes(layer, self.kv) for layer in _layers(program))
+
+    def window_bytes(self, program: Program) -> int:
+        """What layers with windows have of that."""
+        return sum(_layer_bytes(layer, self.kv) for layer in _layers(program) if layer.windowed)
 
     def weight_bytes(self, program: Program, layouts: Mapping[str, Layout]) -> int:
         """Bytes of the weights once they are packed, shared ones once."""
@@ -82,10 +86,17 @@ def _isa(asked: str | None) -> str:
     return isa or there[0]
 
 
-def _layers(program: Program) -> list[tuple[int, int]]:
-    """(kv heads, head size) of each layer of the cache."""
-    layers = [(op.attrs["kv_heads"], op.attrs["head_dim"]) for op in program.layers()]
-    for _, head_dim in layers:
+class _Layer(NamedTuple):
+    """A layer of the cache."""
+
+    kv_heads: int
+    head_dim: int
+    windowed: bool
+
+
+def _layers(program: Program) -> list[_Layer]:
+    layers = [_Layer(op.attrs["kv_heads"], op.attrs["head_dim"], op.attrs["window"] > 0) for op in program.layers()]
+    for _, head_dim, _ in layers:
         if head_dim % 2 or head_dim > MAX_HEAD:
             raise SettingError(
                 f"heads of size {head_dim} don't run on the cpu back end: it takes even sizes up to {MAX_HEAD}",
@@ -105,15 +116,16 @@ def _token_bytes(head_dim: int, kv: KvFormat) -> int:
     return -(-head_dim // 4) * 4 + values + 2 * SCALE if kv == "int8" else 2 * (head_dim + values)
 
 
-def _layer_bytes(kv_heads: int, head_dim: int, kv: KvFormat) -> int:
-    return kv_heads * PAGE * _token_bytes(head_dim, kv)
+def _layer_bytes(layer: _Layer, kv: KvFormat) -> int:
+    return layer.kv_heads * PAGE * _token_bytes(layer.head_dim, kv)
 
 
-def _check_memory(page_bytes: int, pages: int) -> None:
+def _check_memory(layers: list[_Layer], kv: KvFormat, limits: Limits) -> None:
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if page_bytes * pages > there:
+    wanted = sum((limits.slots if x.windowed else limits.pages) * _layer_bytes(x, kv) for x in layers)
+    if wanted > there:
         raise CapacityError(
-            f"{pages} KV pages take {page_bytes * pages / 1e9:.1f} GB and this machine has {there / 1e9:.1f} GB;"
+            f"{limits.pages} KV pages take {wanted / 1e9:.1f} GB and this machine has {there / 1e9:.1f} GB;"
             " make kv_cache_memory_bytes or max_num_seqs smaller"
         )
 
@@ -134,9 +146,11 @@ class CpuExecutor:
         apart: bool = False,
     ) -> None:
         layers = _layers(program)
+        if not limits.slots:
+            layers = [layer._replace(windowed=False) for layer in layers]
         self.isa, self.threads = isa, limits.threads or default_threads()
         self._limits, self._merge = limits, merge
-        _check_memory(sum(_layer_bytes(*layer, kv) for layer in layers), limits.pages)
+        _check_memory(layers, kv, limits)
         try:
             self._weights: Loaded | None = load(
                 program.weights.values(), weights, self.threads, exact=_routers(program), halved=gated_weights(program)
@@ -154,10 +168,10 @@ class CpuExecutor:
             raise CapacityError(f"{e}; take fewer threads than {self.threads}") from e
         self._values = {v.name: v for op in program.ops for v in op.outputs}
         self.weight_bytes = self._weights.nbytes
-        self.page_bytes = self._plan.page_bytes
+        self.page_bytes, self.slot_bytes = self._plan.page_bytes, self._plan.slot_bytes
 
     def _make_plan(
-        self, limits: Limits, layers: list[tuple[int, int]], kv: KvFormat, beside: CpuExecutor | None, apart: bool
+        self, limits: Limits, layers: list[_Layer], kv: KvFormat, beside: CpuExecutor | None, apart: bool
     ) -> Plan:
         return Plan(
             isa=self.isa,
@@ -170,6 +184,7 @@ class CpuExecutor:
             vocab=limits.vocab,
             chunk=LOGITS_AT_ONCE if self._merge else limits.tokens,
             layers=layers,
+            slots=limits.slots,
             kv=kv,
             beside=None if beside is None else beside._plan,
             apart=apart,
@@ -231,11 +246,12 @@ class CpuExecutor:
         assert self._plan is not None
         return self._plan.timings()
 
-    def page(self, page: int) -> list[memoryview]:
+    def page(self, page: int, slot: int = -1) -> list[memoryview]:
         """See `Executor.page`; a view keeps the cache."""
         if self._plan is None:
             raise EngineError("this executor is closed")
-        return [self._plan.page(page).data]
+        views = [self._plan.page(page).data] if self.page_bytes else []
+        return [*views, self._plan.slot(slot).data] if self.slot_bytes else views
 
     def rates(self) -> Rates:
         """On as many threads as a step uses; some 0.2 s and 256 MiB for a moment. The machine should be idle."""

@@ -15,8 +15,8 @@ import numpy as np
 from headrace.backends import Executor, Limits
 from headrace.base.formats import Format
 from headrace.base.settings import PAGE
-from headrace.program import Layout, Program, Rope, Sampled, Step, Weight, WeightSource
-from headrace.program.cost import kv_bytes_per_token
+from headrace.program import Layout, Op, Program, Rope, Sampled, Step, Weight, WeightSource
+from headrace.program.cost import kv_bytes
 from headrace.program.keys import key_offsets
 from headrace.program.meaning import MEANING, Array, LayerCache, Surroundings
 from headrace.program.sample import sample
@@ -34,7 +34,11 @@ class ReferenceBackend:
 
     def page_bytes(self, program: Program) -> int:
         """Bytes of one KV page over all layers: float32 in all formats."""
-        return _page_bytes(program)
+        return sum(map(_layer_bytes, program.layers()))
+
+    def window_bytes(self, program: Program) -> int:
+        """What layers with windows have of that."""
+        return sum(_layer_bytes(op) for op in program.layers() if op.attrs["window"])
 
     def weight_bytes(self, program: Program, layouts: Mapping[str, Layout]) -> int:
         """All in float32; those that share storage once."""
@@ -60,8 +64,8 @@ class ReferenceBackend:
         return made
 
 
-def _page_bytes(program: Program) -> int:
-    return int(PAGE * kv_bytes_per_token(program, element=4))
+def _layer_bytes(op: Op) -> int:
+    return PAGE * int(kv_bytes(1, op.attrs["kv_heads"], op.attrs["head_dim"], 4))
 
 
 def _array(weights: WeightSource, weight: Weight, loaded: dict[str, F32]) -> F32:
@@ -89,20 +93,27 @@ class ReferenceExecutor:
         ropes: set[Rope] = {op.attrs["rope"] for op in program.ops if op.kind == "rope"}
         self._ropes = {rope: rope.table(limits.context) for rope in ropes}
         self.weight_bytes = sum({id(w): w.nbytes for w in self._weights.values()}.values())
-        self.page_bytes = _page_bytes(program)
+        self.slot_bytes = sum(_layer_bytes(op) for op in program.layers() if self._windowed(op.attrs))
+        self.page_bytes = sum(map(_layer_bytes, program.layers())) - self.slot_bytes
         self.threads, self.isa = 1, "numpy"
 
     def _layer(self, attrs: Mapping[str, Any], kv: str, offset: F32 | float) -> LayerCache:
-        shape = (self._limits.pages, PAGE, attrs["kv_heads"], attrs["head_dim"])
-        return LayerCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32), kv, offset)
+        windowed = self._windowed(attrs)
+        shape = (self._limits.slots if windowed else self._limits.pages, PAGE, attrs["kv_heads"], attrs["head_dim"])
+        return LayerCache(np.zeros(shape, np.float32), np.zeros(shape, np.float32), kv, offset, windowed)
+
+    def _windowed(self, attrs: Mapping[str, Any]) -> bool:
+        """Whether the layer lies in slots."""
+        return bool(self._limits.slots and attrs["window"])
 
     def run(self, step: Step) -> Sampled:
         """One step; see `Step`. Non-finite numbers are no error here: they show in `status`."""
         assert len(step.tokens) <= self._limits.tokens and len(step.context) <= self._limits.sequences
         for layer in self._cache.values():
-            for source, target in step.copies:
+            for source, target in step.window_copies if layer.windowed else step.copies:
                 layer.keys[target], layer.values[target] = layer.keys[source], layer.values[source]
-            layer.keys[step.fresh] = layer.values[step.fresh] = 0
+            fresh = step.window_fresh if layer.windowed else step.fresh
+            layer.keys[fresh] = layer.values[fresh] = 0
         with np.errstate(all="ignore"):
             logits, taps = self._walk(step)
             out = sample(logits, step.sampling, self._limits.vocab)
@@ -126,10 +137,11 @@ class ReferenceExecutor:
                     held.pop(value.id, None)
         return held[self._program.logits.id], taps
 
-    def page(self, page: int) -> list[memoryview]:
+    def page(self, page: int, slot: int = -1) -> list[memoryview]:
         """See `Executor.page`: of each layer its keys and its values."""
-        arrays = [array for layer in self._cache.values() for array in (layer.keys, layer.values)]
-        return [array[page].reshape(-1).view(np.uint8).data for array in arrays]
+        places = [(layer, slot if layer.windowed else page) for layer in self._cache.values()]
+        arrays = [array[at] for layer, at in places for array in (layer.keys, layer.values)]
+        return [array.reshape(-1).view(np.uint8).data for array in arrays]
 
     def rates(self) -> None:
         """Nobody knows."""

@@ -199,7 +199,7 @@ class ModelDraft:
             step.tokens[:] = drawn[n - 1, left]
             for counter in (step.positions, step.context, step.sampling.position):
                 counter += n if anew else 1
-            step.fresh = step.fresh[:0]
+            step.fresh, step.window_fresh = step.fresh[:0], step.window_fresh[:0]
             drawn[n, left] = self._draw(step)
         self._took(len(items), passes, rows, first - began, time.perf_counter() - first)
         self._ran = {item.sequence.id: (item.sequence.moves, len(item.draft)) for item in items}

@@ -40,6 +40,16 @@ def _pages(stats: Stats) -> dict[str, float]:
     return {"used": used, "cached": cached, "free": stats.pages - used - cached}
 
 
+def _slots(stats: Stats) -> dict[str, float]:
+    used, cached = stats.slots_used, stats.slots_cached
+    return {"used": used, "cached": cached, "free": stats.slots - used - cached} if stats.slots else {}
+
+
+def _usage(stats: Stats) -> float:
+    pages = stats.pages_used / stats.pages if stats.pages else 0.0
+    return max(pages, stats.slots_used / stats.slots) if stats.slots else pages
+
+
 def _sources(stats: Stats) -> dict[str, float]:
     return {"local_compute": stats.prompt_tokens - stats.cached_tokens, "local_cache_hit": stats.cached_tokens}
 
@@ -75,8 +85,8 @@ _GAUGES = (
     ),
     Row(
         "vllm:kv_cache_usage_perc",
-        "Share of the KV pages in use, 0 to 1.",
-        lambda stats: {"": stats.pages_used / stats.pages if stats.pages else 0.0},
+        "Share of the KV pages in use, or of the slots if that is more, 0 to 1.",
+        lambda stats: {"": _usage(stats)},
     ),
     Row(
         "vllm:engine_sleep_state",
@@ -85,6 +95,9 @@ _GAUGES = (
         "sleep_state",
     ),
     Row("headrace:kv_pages", "KV pages: held by sequences, kept for their prefixes only, free.", _pages, "state"),
+    Row(
+        "headrace:kv_slots", "Of layers with windows: seen by sequences, kept for prefixes only, free.", _slots, "state"
+    ),
 )
 _COUNTERS = (
     Row("vllm:prompt_tokens", "Prompt tokens processed.", _one("prompt_tokens")),
