@@ -276,6 +276,14 @@ def test_scales_that_float16_does_not_hold_are_rounded_and_said(
     assert 0 < np.abs(got - exact.values).max() <= np.abs(exact.values).max() / 2048
 
 
+def test_other_scales_are_another_model(tmp_path: Path) -> None:
+    path, _ = made(tmp_path, "awq")
+    before = prepare(path).fingerprint
+    assert prepare(path).fingerprint == before
+    change(path, lambda t: [a.__imul__(np.float16(2)) for name, a in t.items() if name.endswith("scales")])
+    assert prepare(path).fingerprint != before
+
+
 def test_what_was_left_as_floats_is_rounded_where_asked(tmp_path: Path) -> None:
     path, _ = made(tmp_path, "awq")
     prepared = prepare(path, "q8_0")

@@ -112,8 +112,9 @@ class Checkpoint:
             digest.update(b"%d:%d:" % (file.size, header))
             digest.update(file.view(0, header).data)
         for tensor in list(self.tensors.values())[:: max(1, len(self.tensors) // _SAMPLES)]:
-            middle = tensor.data.size // 2
-            digest.update(tensor.data[middle : middle + _SAMPLE_BYTES].data)
+            for data in tensor.stored:
+                middle = data.size // 2
+                digest.update(data[middle : middle + _SAMPLE_BYTES].data)
         return digest.hexdigest()
 
     def understood(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], scheme: str) -> Checkpoint:
