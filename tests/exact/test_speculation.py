@@ -28,6 +28,7 @@ from headrace.quant.blocks import dequantize, quantize
 from headrace.runtime.draft import LookUps, ModelDraft, Tally
 from headrace.runtime.encoded import DRAFT
 from headrace.runtime.load import prepare
+from headrace.runtime.plan import of_path
 from tiny_model import FLOATS, MIXED, overflows_on, write_tiny
 
 PAGE_BYTES = 2 * 2 * 64 * 2 * 32 * 2  # layers, K and V, head size, KV heads, tokens, bytes
@@ -255,6 +256,35 @@ def test_a_model_that_drafts_for_itself_is_right(tiny: Path, chunk: int, pages: 
     tally = drafted_by(tiny, calls, wanted, tiny, random.Random(2), 6, max_num_batched_tokens=chunk,
                        kv_cache_memory_bytes=pages * PAGE_BYTES * 2, kv_cache_dtype=kv)  # fmt: skip
     assert tally.accepted == tally.drafted > 500
+
+
+WINDOWS: dict[str, Any] = {"max_model_len": 256, "threads": 2}
+
+
+def little_room(kind: str) -> int:
+    """Bytes of the KV cache for four conversations, so that slots are short."""
+    return 4 * of_path(tiny_models.TINY / kind, CpuBackend()).cache.least_bytes(256)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "mistral-sliding"])
+def test_no_guess_changes_a_bit_of_a_model_with_windows(kind: str) -> None:
+    """What is let go of may come back when guesses are rejected: at no step before all of them are judged."""
+    path = tiny_models.TINY / kind
+    calls = draw_calls(tiny_models.VOCAB, 10, 9, [1, 20, 33, 64, 90, 120], max_tokens=(5, 60, 120))
+    wanted = alone(path, calls, max_model_len=256)
+    memory = little_room(kind)
+    for seed, (right, longest, chunk) in enumerate([(1.0, 5, 64), (0.8, 16, 512), (0.5, 3, 9), (0.0, 12, 40)]):
+        guesser = run(path, calls, wanted, random.Random(seed), right, longest, kv_cache_memory_bytes=memory,
+                      max_num_batched_tokens=chunk, **WINDOWS)  # fmt: skip
+        assert guesser.drafted > 20
+    for method, most in (("self", 5), ("suffix", 8)):
+        config = {"method": method, "num_speculative_tokens": most}
+        recorder = Recorder(path, speculative_config=config, kv_cache_memory_bytes=memory, **WINDOWS)
+        eager(recorder.engine)
+        schedule(recorder, calls, random.Random(most), [n % len(calls) for n in range(12)])
+        compare(recorder, wanted)
+        assert recorder.engine.speculator is not None and recorder.engine.speculator.tally.drafted > 20
+        recorder.engine.close()
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mistral-sliding"])
