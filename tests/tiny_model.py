@@ -59,10 +59,12 @@ def write_tiny(
     context: int = 2048,
     vocab: int = VOCAB,
     edit: Callable[[str, np.ndarray], None] | None = None,
+    norm: Callable[[np.ndarray], np.ndarray] = lambda weights: weights,
 ) -> Path:
     """A GGUF of architecture llama: width 256, 4 heads of 64, MLP 512. vocab: only the first so many tokens.
 
-    edit: changes the matrix of a name in place, before it is quantised (not for K formats).
+    edit: changes the matrix of a name in place, before it is quantised (not for K formats). norm: changes a
+    norm's weights.
     """
     rng = np.random.default_rng(seed)
     dim, heads, head, hidden = 256, 4, 64, 512
@@ -91,7 +93,7 @@ def write_tiny(
         w.add_tensor(name, np.ascontiguousarray(data), raw_dtype=gguf.GGMLQuantizationType(form.ggml_type))
 
     def vector(name: str, n: int) -> None:
-        w.add_tensor(name, (1 + 0.1 * rng.standard_normal(n)).astype(np.float32))
+        w.add_tensor(name, norm((1 + 0.1 * rng.standard_normal(n)).astype(np.float32)))
 
     matrix("token_embd.weight", "embed", vocab, dim)
     for i in range(layers):

@@ -63,6 +63,9 @@ def run(
     ] = None,
     calibration_tokens: Annotated[int, typer.Option(help="How much of it is run.")] = _DEFAULT.calibration_tokens,
     calibration_mib: Annotated[int, typer.Option(help="Memory for what is learnt from it at a time.")] = 1024,
+    smoothing: Annotated[
+        float, typer.Option(help="How much large and small inputs of linears are made alike, 0 to 1; not by `plain`.")
+    ] = _DEFAULT.smoothing,
     threads: Annotated[int, typer.Option(help="0: what the machine allows.")] = 0,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,
     allow_requantize: Annotated[bool, typer.Option("--allow-requantize", help="Take quantised weights, too.")] = False,
@@ -76,6 +79,7 @@ def run(
         calibration=calibration,
         calibration_tokens=calibration_tokens,
         calibration_bytes=calibration_mib << 20,
+        smoothing=smoothing,
         threads=threads,
         allow_requantize=allow_requantize,
     )

@@ -33,6 +33,7 @@ from headrace.quant.recipes import Rule, fitting, recipe_named
 from headrace.runtime.calibrate import LENGTH, Calibration
 from headrace.runtime.encoded import format_wanted
 from headrace.runtime.load import ROPE_FACTORS, Prepared, neox_order
+from headrace.runtime.smooth import Smoothing, makers
 from headrace.runtime.texts import manual, of_file
 from headrace.text import Tokenizer
 from headrace.text.export import tokenizer_metadata
@@ -47,6 +48,7 @@ MOST_TOKENS, MOST_CHARACTERS = 1 << 22, 16  # of a calibration text; characters 
 STRETCH = 1 << 22  # values of a tensor that are in memory as float32
 # llama.cpp's numbers for what most of a file's tensors are (include/llama.h, enum llama_ftype).
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q4_k": 14, "q6_k": 18}
+NOT_SMOOTHED = Smoothing({}, lambda _: None, 0)
 _DROPPED = ("split.", "quantize.", "general.alignment", "general.file_type")
 
 
@@ -88,6 +90,7 @@ class QuantizeSettings:
     to: the format of most matrices. recipe: of `headrace.quant.recipes`, or a JSON file: which tensors get another.
     method: of METHODS. calibration: a text file; None takes Python's own documentation, its last chapters first.
     calibration_tokens: how much of it is run. calibration_bytes: what is learnt from it may take at a time.
+    smoothing: how much channels are made alike, see `Smoothing`; without calibration they are not.
     threads: 0 takes what the machine allows. allow_requantize: also take weights that are quantised already.
     """
 
@@ -97,6 +100,7 @@ class QuantizeSettings:
     calibration: Path | None = None
     calibration_tokens: int = 8192
     calibration_bytes: int = 1 << 30
+    smoothing: float = 0.5
     threads: int = 0
     allow_requantize: bool = False
 
@@ -106,6 +110,7 @@ class QuantizeSettings:
             ("method", self.method in METHODS, f"one of {', '.join(METHODS)}"),
             ("calibration_tokens", 1 <= self.calibration_tokens <= MOST_TOKENS, f"from 1 to {MOST_TOKENS}"),
             ("calibration_bytes", self.calibration_bytes >= 1, "a number of bytes"),
+            ("smoothing", 0 <= self.smoothing <= 1, "from 0 (none) to 1"),
             ("threads", 0 <= self.threads <= 256, "from 0 (automatic) to 256"),
         ):
             if not ok:
@@ -134,8 +139,11 @@ def quantize_model(prepared: Prepared, path: Path, settings: QuantizeSettings, w
         write(made, prepared, path, _plain, written)
     else:
         calibration = _calibration(prepared, settings, method.full, watch.calibrated if watch else _nobody)
+        found = makers(prepared.program, prepared.model)
+        smoothing = Smoothing(found, calibration.moments, settings.smoothing)
+        learnt = Learnt(calibration, smoothing, threads)
         try:
-            write(made, prepared, path, method.encoder(calibration, threads), written)
+            write(made, prepared, path, method.encoder(learnt), written, smoothing)
         finally:
             calibration.close()
     prepared.checkpoint.close()
@@ -151,21 +159,37 @@ def _plain(format: Format, _: str) -> Rows:
     return lambda values: backend.encode(F32, format, values.view(np.uint8))
 
 
-def _scaled(calibration: Calibration, threads: int) -> Encoder:
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What encoders go by: what was seen of a text, and how channels are made alike."""
+
+    calibration: Calibration
+    smoothing: Smoothing
+    threads: int
+
+    def moments(self, weight: str) -> Floats | None:
+        """Second moments of what the weight will read."""
+        moments, factors = self.calibration.moments(weight), self.smoothing.columns(weight)
+        if moments is None or factors is None:
+            return moments
+        return moments / (factors**2 if moments.ndim == 1 else np.outer(factors, factors))
+
+
+def _scaled(learnt: Learnt) -> Encoder:
     def encoder(format: Format, weight: str) -> Rows:
-        importance = calibration.moments(weight)
-        return lambda values: encode(format, values, importance, threads)
+        importance = learnt.moments(weight)
+        return lambda values: encode(format, values, importance, learnt.threads)
 
     return encoder
 
 
-def _fed_back(calibration: Calibration, threads: int) -> Encoder:
+def _fed_back(learnt: Learnt) -> Encoder:
     def encoder(format: Format, weight: str) -> Rows:
-        moments = calibration.moments(weight)
+        moments = learnt.moments(weight)
         if moments is None or weight == "embed":  # a tied one is also read row by row, where errors cannot make up
             diagonal = None if moments is None else np.ascontiguousarray(moments.diagonal())
-            return lambda values: encode(format, values, diagonal, threads)
-        return second_order.encoder(format, moments, threads)
+            return lambda values: encode(format, values, diagonal, learnt.threads)
+        return second_order.encoder(format, moments, learnt.threads)
 
     return encoder
 
@@ -175,7 +199,7 @@ class Method:
     """How blocks are chosen, knowing what linears read. full: all second moments; else their diagonal."""
 
     full: bool
-    encoder: Callable[[Calibration, int], Encoder]
+    encoder: Callable[[Learnt], Encoder]
 
 
 METHODS: dict[str, Method | None] = {"plain": None, "scale": Method(False, _scaled), "gptq": Method(True, _fed_back)}
@@ -256,11 +280,18 @@ def _same(ours: Any, read: Any) -> bool:
     return np.allclose(np.asarray(ours, np.float64), np.asarray(read, np.float64), rtol=1e-6, atol=1e-6)
 
 
-def write(made: Plan, prepared: Prepared, path: Path, encoder: Encoder, done: Callable[[int], None] = _nobody) -> None:
+def write(
+    made: Plan,
+    prepared: Prepared,
+    path: Path,
+    encoder: Encoder,
+    done: Callable[[int], None] = _nobody,
+    smoothing: Smoothing = NOT_SMOOTHED,
+) -> None:
     """Writes the file. done: is told the bytes of each piece when it has been made."""
     heads = [planned.head for planned in made.tensors]
     tensors: Iterable[Iterator[Bytes]] = (
-        _counted(_tensor(planned, prepared, encoder), done) for planned in made.tensors
+        _counted(_tensor(planned, prepared, encoder, smoothing), done) for planned in made.tensors
     )
     if made.factors:
         heads.append(TensorHead(ROPE_FACTORS, (len(made.factors),), F32))
@@ -274,22 +305,35 @@ def _counted(pieces: Iterator[Bytes], done: Callable[[int], None]) -> Iterator[B
         done(piece.nbytes)
 
 
-def _tensor(planned: Planned, prepared: Prepared, encoder: Encoder) -> Iterator[Bytes]:
+def _tensor(planned: Planned, prepared: Prepared, encoder: Encoder, smoothing: Smoothing) -> Iterator[Bytes]:
     """The bytes of a tensor, a stretch of rows at a time."""
     target, format = planned.target, planned.head.format
-    data = prepared.weights.load(target.weight)
+    data, c = prepared.weights.load(target.weight), prepared.config
     if len(target.shape) == 1:
-        rows = dequantize(F32, data.parts[0].data).reshape(-1, 1)[target.first : target.first + target.shape[0]]
-        yield _in_file_order(target, rows, prepared.config).astype("<f4").view(np.uint8)
+        values = dequantize(F32, data.parts[0].data).reshape(-1, 1)
+        values = _times(values, smoothing.rows(target.weight, len(values)))
+        values = values[target.first : target.first + target.shape[0]]
+        yield _in_file_order(target, values, c).astype("<f4").view(np.uint8)
         return
+    ends = np.cumsum([len(part.data) for part in data.parts])
+    columns, rows = smoothing.columns(target.weight), smoothing.rows(target.weight, int(ends[-1]))
     encode_rows = _floats(format) if format in FLOATS else encoder(format, target.weight)
+    step = max(1, STRETCH // target.shape[-1])
     for number in target.parts:
         part = data.parts[number]
-        packed = _in_file_order(target, part.data, prepared.config)
-        step = max(1, STRETCH // target.shape[-1])
+        packed = _in_file_order(target, part.data, c)
+        first = ends[number] - len(packed)
         for at in range(0, len(packed), step):
-            yield _finite(format, target, encode_rows(dequantize(part.format, packed[at : at + step])))
+            values = dequantize(part.format, packed[at : at + step])
+            values = values if columns is None else values * columns
+            factors = None if rows is None else rows[first + at : first + at + len(values)]
+            yield _finite(format, target, encode_rows(_times(values, factors)))
     prepared.weights.release(target.weight)
+
+
+def _times(values: Floats, factors: Floats | None) -> Floats:
+    """Rows times their factors."""
+    return values if factors is None else values * factors[:, None]
 
 
 def _in_file_order(target: Target, rows: NDArray[Any], c: Config) -> NDArray[Any]:
