@@ -64,7 +64,11 @@ def run(
     calibration_tokens: Annotated[int, typer.Option(help="How much of it is run.")] = _DEFAULT.calibration_tokens,
     calibration_mib: Annotated[int, typer.Option(help="Memory for what is learnt from it at a time.")] = 1024,
     smoothing: Annotated[
-        float, typer.Option(help="How much large and small inputs of linears are made alike, 0 to 1; not by `plain`.")
+        float | None,
+        typer.Option(
+            help="How much large and small inputs of linears are made alike, 0 to 1; not by `plain`.",
+            show_default="0.5 for q8_0, else 0",
+        ),
     ] = _DEFAULT.smoothing,
     threads: Annotated[int, typer.Option(help="0: what the machine allows.")] = 0,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub repository.")] = None,

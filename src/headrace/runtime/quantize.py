@@ -45,6 +45,7 @@ Encoder = Callable[[Format, str], Rows]
 """How the rows of a weight (by our name) become blocks of a format."""
 
 MOST_TOKENS, MOST_CHARACTERS = 1 << 22, 16  # of a calibration text; characters of a token
+SMOOTHED = {"q8_0": 0.5}  # by format; see docs/log.md for others
 STRETCH = 1 << 22  # values of a tensor that are in memory as float32
 # llama.cpp's numbers for what most of a file's tensors are (include/llama.h, enum llama_ftype).
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q4_k": 14, "q6_k": 18}
@@ -90,7 +91,8 @@ class QuantizeSettings:
     to: the format of most matrices. recipe: of `headrace.quant.recipes`, or a JSON file: which tensors get another.
     method: of METHODS. calibration: a text file; None takes Python's own documentation, its last chapters first.
     calibration_tokens: how much of it is run. calibration_bytes: what is learnt from it may take at a time.
-    smoothing: how much channels are made alike, see `Smoothing`; without calibration they are not.
+    smoothing: how much channels are made alike, see `Smoothing`; without calibration they are not. None takes what is
+        known to be good for the format: SMOOTHED.
     threads: 0 takes what the machine allows. allow_requantize: also take weights that are quantised already.
     """
 
@@ -100,7 +102,7 @@ class QuantizeSettings:
     calibration: Path | None = None
     calibration_tokens: int = 8192
     calibration_bytes: int = 1 << 30
-    smoothing: float = 0.5
+    smoothing: float | None = None
     threads: int = 0
     allow_requantize: bool = False
 
@@ -110,7 +112,7 @@ class QuantizeSettings:
             ("method", self.method in METHODS, f"one of {', '.join(METHODS)}"),
             ("calibration_tokens", 1 <= self.calibration_tokens <= MOST_TOKENS, f"from 1 to {MOST_TOKENS}"),
             ("calibration_bytes", self.calibration_bytes >= 1, "a number of bytes"),
-            ("smoothing", 0 <= self.smoothing <= 1, "from 0 (none) to 1"),
+            ("smoothing", self.smoothing is None or 0 <= self.smoothing <= 1, "from 0 (none) to 1"),
             ("threads", 0 <= self.threads <= 256, "from 0 (automatic) to 256"),
         ):
             if not ok:
@@ -140,7 +142,8 @@ def quantize_model(prepared: Prepared, path: Path, settings: QuantizeSettings, w
     else:
         calibration = _calibration(prepared, settings, method.full, watch.calibrated if watch else _nobody)
         found = makers(prepared.program, prepared.model)
-        smoothing = Smoothing(found, calibration.moments, settings.smoothing)
+        strength = SMOOTHED.get(settings.to, 0.0) if settings.smoothing is None else settings.smoothing
+        smoothing = Smoothing(found, calibration.moments, strength)
         learnt = Learnt(calibration, smoothing, threads)
         try:
             write(made, prepared, path, method.encoder(learnt), written, smoothing)
