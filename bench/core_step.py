@@ -1,11 +1,11 @@
 """Cost of Python in a step: microseconds with 64 sequences that decode, in a loop that does nothing else.
 
-    python bench/core_step.py [sequences] [steps]
+    python bench/core_step.py [sequences] [steps] [window]
 
 First the scheduler and the trace by themselves, then an engine's whole step (scheduler, arrays, commit, updates, trace)
 on an executor that only writes tokens. Design limit of that: 100 us at 64. The means hold page turns: every 32nd token
 of a sequence takes a page and hashes one. Between native steps, which leave cold caches, it all takes two to four times
-as long.
+as long. window: of a model some of whose layers see so many tokens; 0: none does.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from headrace.core.sampling import SamplingParams
 from headrace.core.scheduler import Limits, Outcome, Scheduler
 from headrace.core.sequence import Sequence
 from headrace.core.trace import StepTrace
+from headrace.core.windows import window_pages
 from headrace.engine.engine import Engine
 from headrace.engine.messages import Add, ModelInfo
 from headrace.program import Program, Sampled, Step
 from headrace.runtime.load import LoadedModel
 
 
-def build(sequences: int, steps: int) -> Scheduler:
+def build(sequences: int, steps: int, window: int) -> Scheduler:
     """A scheduler whose sequences have had their prompts computed, at mixed places in their pages."""
     pages = sequences * (steps // 32 + 8)
-    scheduler = Scheduler(Limits(sequences, 1 << 20, 1 << 20, pages))
+    scheduler = Scheduler(Limits(sequences, 1 << 20, 1 << 20, pages, window=window, slots=_slots(sequences, window)))
     params = SamplingParams(max_tokens=steps + 100, ignore_eos=True)
     for i in range(sequences):
         prompt = [1000 * i + k for k in range(100 + i)]
@@ -39,6 +40,10 @@ def build(sequences: int, steps: int) -> Scheduler:
     assert batch is not None and len(batch.items) == sequences
     scheduler.commit(batch, Outcome([[7]] * sequences))
     return scheduler
+
+
+def _slots(sequences: int, window: int) -> int:
+    return sequences * (window_pages(window, 32) + 8) if window else 0
 
 
 def measure(scheduler: Scheduler, sequences: int, steps: int) -> tuple[list[int], list[int], list[int]]:
@@ -72,12 +77,13 @@ class Nothing:
         return Sampled(ids + 7, floats, ids, np.zeros((rows, 0), np.int32), np.zeros((rows, 0), np.float32), ids)
 
 
-def engine_steps(sequences: int, steps: int) -> list[int]:
+def engine_steps(sequences: int, steps: int, window: int) -> list[int]:
     """Nanoseconds of each step of an engine."""
     settings = EngineSettings(max_num_seqs=sequences, max_num_batched_tokens=1 << 16)
     pages, context = sequences * (steps // 32 + 8), steps + 1000
     info = ModelInfo(name="", architecture="", max_model_len=context, vocab_size=100, page_tokens=32, pages=pages,
-                     page_bytes=1, weight_bytes=1, max_logprobs=0, threads=1, isa="", load_seconds=0.0)  # fmt: skip
+                     page_bytes=1, weight_bytes=1, max_logprobs=0, threads=1, isa="", load_seconds=0.0,
+                     window=window, slots=_slots(sequences, window))  # fmt: skip
     program = Program((), {}, None)  # type: ignore[arg-type]
     model = LoadedModel(None, program, Nothing(), "", {})  # type: ignore[arg-type]
     engine = Engine(model, settings, info, settings.max_num_batched_tokens)
@@ -95,7 +101,8 @@ def engine_steps(sequences: int, steps: int) -> list[int]:
 def main() -> None:
     sequences = int(sys.argv[1]) if len(sys.argv) > 1 else 64
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else 2000
-    parts = measure(build(sequences, steps), sequences, steps)
+    window = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    parts = measure(build(sequences, steps, window), sequences, steps)
     both = [a + b for a, b in zip(parts[0], parts[1], strict=True)]
     print(f"{sequences} sequences, {steps} steps, us per step")
     for name, ns in (
@@ -103,7 +110,7 @@ def main() -> None:
         ("commit", parts[1]),
         ("together", both),
         ("trace", parts[2]),
-        ("engine", engine_steps(sequences, steps)),
+        ("engine", engine_steps(sequences, steps, window)),
     ):
         print(f"  {name:9} median {median(ns) / 1e3:6.1f}   mean {fmean(ns) / 1e3:6.1f}   best {min(ns) / 1e3:6.1f}")
 

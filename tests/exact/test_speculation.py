@@ -190,6 +190,23 @@ def test_the_copys_guesses_change_nothing(calls: list[Call], floats: Path) -> No
     recorder.engine.close()
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "mistral-sliding"])
+def test_a_copy_shares_the_slots_of_layers_with_windows(kind: str) -> None:
+    """It writes ahead into the last page that is seen, and what is rejected leaves the window where it was."""
+    path, calls = tiny_models.TINY / kind, draw_calls(290, 8, 8, [1, 31, 64, 100], max_tokens=(20, 60))
+    wanted = alone(path, calls, max_model_len=200)
+    recorder = Recorder(path, speculative_config={"method": "self", "num_speculative_tokens": 5}, max_model_len=200,
+                        max_num_batched_tokens=40)  # fmt: skip
+    eager(recorder.engine)
+    for seed in range(2):
+        schedule(recorder, calls, random.Random(seed), list(range(len(calls))))
+        compare(recorder, wanted)
+    speculator = recorder.engine.speculator
+    assert isinstance(speculator, ModelDraft) and recorder.engine.info.slots
+    assert speculator.tally.drafted > speculator.tally.accepted > 0
+    recorder.engine.close()
+
+
 def test_a_copy_on_the_reference_back_end(floats: Path) -> None:
     """Which promises no bits, so the tokens are compared."""
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)

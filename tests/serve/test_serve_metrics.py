@@ -93,6 +93,18 @@ async def test_the_page_is_well_formed(full: httpx.AsyncClient) -> None:
             assert sum(s.value for s in buckets if s.labels["le"] == "+Inf") == counts
 
 
+async def test_slots_of_layers_with_windows(engine: FakeEngine, client: httpx.AsyncClient) -> None:
+    """The fuller of pages and slots is what limits."""
+    assert (await page(client))["headrace:kv_slots"].samples == []
+    for pages_used, usage in ((2, 0.6), (12, 0.75)):  # of 16
+        engine.counts = Stats(pages_used=pages_used, slots=5, slots_used=3, slots_cached=1)
+        found = await page(client)
+        assert {s.labels["state"]: s.value for s in found["headrace:kv_slots"].samples} == {
+            "used": 3, "cached": 1, "free": 1,
+        }  # fmt: skip
+        assert value(found, "vllm:kv_cache_usage_perc") == pytest.approx(usage)
+
+
 async def test_vllms_names_are_there(client: httpx.AsyncClient) -> None:
     names = {
         *("num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "engine_sleep_state"),

@@ -237,7 +237,7 @@ def _say_ready(engine: EngineClient, app: App, sock: socket.socket, settings: Se
     )
     log.info(
         "CPU KV cache size: %s tokens (%s, %s), Maximum concurrency for %s tokens per request: %.2fx",
-        f"{int(info.concurrency * info.max_model_len):,}",
+        f"{round(info.concurrency * info.max_model_len):,}",
         megabytes(info.cache_bytes),
         info.kv_cache_dtype,
         f"{info.max_model_len:,}",
