@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tiny as checkpoints
 from headrace import LLM, SamplingParams
-from headrace.base.errors import SettingError
+from headrace.base.errors import CapacityError, SettingError
 from headrace.bench import quality
 from headrace.bench.quality import Asked, Variant, evaluate, windows
 from headrace.runtime.texts import manual
@@ -32,9 +33,9 @@ def variant(path: Path, *settings: str, context: int = 40) -> Variant:
     return Variant.of(",".join([str(path), "threads=1", *settings]), context)
 
 
-def prompt_nll(path: Path, text: list[list[int]]) -> np.ndarray:
+def prompt_nll(path: Path, text: list[list[int]], context: int = 1024) -> np.ndarray:
     """As requests get it."""
-    with LLM(str(path), threads=1, max_model_len=1024, max_num_seqs=8) as llm:
+    with LLM(str(path), threads=1, max_model_len=context, max_num_seqs=8) as llm:
         outs = llm.generate(
             [{"prompt_token_ids": ids} for ids in text], SamplingParams(max_tokens=0, prompt_logprobs=0)
         )
@@ -57,6 +58,25 @@ def test_the_figures_are_those_that_requests_get(tiny: Path) -> None:
     assert row["nll_se"] == pytest.approx(nats.std(ddof=1) / 97**0.5, rel=1e-5)
     assert row["perplexity"] == pytest.approx(np.exp(nats.mean()), rel=1e-5)
     assert "kl_mean" not in row and "decode_tokens_per_s" not in row
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "mistral-sliding"])
+@pytest.mark.parametrize("steps", [{}, {"kv_cache_memory_bytes": 1}])
+def test_layers_with_windows_see_what_they_see_in_requests(kind: str, steps: dict[str, int], tmp_path: Path) -> None:
+    """Also where these have just the slots that they need, and give up what they no longer see."""
+    folder = checkpoints.with_tokenizer(tmp_path / kind, kind)
+    asked = Asked(TEXT, tokens=360, context=180, speed=False)
+    text = windows(Tokenizer.from_folder(folder), asked)
+    if "kv_cache_memory_bytes" in steps:
+        with pytest.raises(CapacityError, match="needs") as refused:
+            evaluate([variant(folder, "kv_cache_memory_bytes=1", "max_model_len=180")], None, asked)
+        mib = float(str(refused.value).split("needs ")[1].split(" MiB")[0])
+        steps = {**steps, "kv_cache_memory_bytes": int((mib + 0.01) * 2**20), "max_model_len": 180}
+    with LLM(str(folder), threads=1, max_num_seqs=1, **steps) as llm:
+        assert 0 < llm.info.slots < (7 if steps else 20) and llm.info.window == 16
+    given = [f"{name}={value}" for name, value in steps.items()]
+    (row,) = evaluate([variant(folder, *given)], None, asked)["rows"]
+    assert row["nll"] == pytest.approx(prompt_nll(folder, text, 256).mean(), rel=1e-6)
 
 
 def test_however_a_window_is_cut_the_figures_are_the_same(

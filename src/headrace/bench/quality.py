@@ -149,7 +149,10 @@ class _Opened:
         self._llm: LLM = opened(variant.settings)
         self.tokenizer, self.info = self._llm.get_tokenizer(), self._llm.info
         self._executor = self._llm.engine.model.executor
-        self.rows = min(variant.settings.max_num_batched_tokens, max(1, LOGITS_BYTES // (4 * self.info.vocab_size)))
+        rows = min(variant.settings.max_num_batched_tokens, LOGITS_BYTES // (4 * self.info.vocab_size))
+        if self.info.slots:  # what the rows see must lie in them, whole pages at both ends
+            rows = min(rows, (self.info.slots - 2) * PAGE - self.info.window)
+        self.rows = max(1, rows)
 
     def __enter__(self) -> _Opened:
         return self
@@ -172,7 +175,7 @@ class _Opened:
 
     def logits(self, window: Window, start: int, end: int) -> F32:
         """Of the tokens start to end of a window whose tokens before start are in the cache: [rows, vocabulary]."""
-        logits = self._executor.run(Step.alone(window[:end], start, keep_logits=True)).logits
+        logits = self._executor.run(Step.alone(window[:end], start, keep_logits=True, slots=self.info.slots)).logits
         assert logits is not None
         logits = logits[:, : self.info.vocab_size]
         if not np.isfinite(logits).all():

@@ -118,10 +118,12 @@ class Step:
         head: bool = True,
         keep_logits: bool = False,
         taps: tuple[str, ...] = (),
+        slots: int = 0,
     ) -> Step:
         """The tokens from `start` on of a sequence that has the cache to itself, and lies in its first pages.
 
-        head: all rows yield logits, else the last one. Nobody looks at what is drawn.
+        head: all rows yield logits, else the last one. Nobody looks at what is drawn. slots: of layers with windows,
+        taken in turn, so that what the step sees must fit them; 0: these lie in pages.
         """
         end = len(sequence)
         begun, pages = -(-start // PAGE), np.arange(-(-end // PAGE), dtype=np.int32)
@@ -139,6 +141,8 @@ class Step:
             sampling=Sampling.greedy(len(rows)),
             keep_logits=keep_logits,
             taps=taps,
+            window_pages=pages % slots if slots else NO_PAGES,
+            window_fresh=pages[begun:] % slots if slots else NO_PAGES,
         )
 
 
