@@ -101,6 +101,28 @@ def test_the_fingerprint_follows_weights_and_config(stored: Store) -> None:
     assert open_checkpoint(folder).fingerprint != first
 
 
+def test_its_identity_follows_all_that_decides_what_the_weights_are(tmp_path: Path) -> None:
+    """Which of two copies the index names; what a file beside the configuration says of packed ones."""
+    folder = sharded(tmp_path / "m", {ONE: {"a": filled(1)}, TWO: {"a": filled(2)}}, {"a": ONE})
+
+    def identity() -> set[str]:
+        checkpoint = open_checkpoint(folder)
+        return {checkpoint.fingerprint, checkpoint.digest()}
+
+    seen = identity()
+    assert identity() == seen
+    for name, said in [
+        ("model.safetensors.index.json", {"weight_map": {"a": TWO}}),
+        ("quant_config.json", {"zero_point": True}),
+        ("quant_config.json", {"zero_point": False}),
+        ("quantize_config.json", {"sym": True}),
+        ("quantize_config.json", {"sym": False}),
+    ]:
+        (folder / name).write_text(json.dumps(said))
+        assert not identity() & seen, name
+        seen |= identity()
+
+
 # --- the index decides ----------------------------------------------------------------------------------------------
 
 

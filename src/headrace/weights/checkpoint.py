@@ -93,7 +93,7 @@ class Checkpoint:
         files: Sequence[tuple[MappedFile, int]],
         generation: Mapping[str, Any] | None = None,
     ) -> None:
-        """files: each mapped file with the length of its header in bytes (of a config: all of it)."""
+        """files: each mapped file with the length of its header in bytes (of JSON: all of it)."""
         self.kind: Kind = kind
         self.path = path
         self.config = config

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 def read_safetensors(folder: Path) -> Checkpoint:
     """The checkpoint in a folder; BadModelFile if anything is wrong or missing."""
-    config = _with_quantization(folder, read_json(folder / CONFIG))
+    config, said = _configuration(folder)
     generation = read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     index = _read_index(folder)
     names = [SINGLE] if index is None else list(dict.fromkeys(index.values()))
@@ -50,19 +50,22 @@ def read_safetensors(folder: Path) -> Checkpoint:
     held = {name: part for name, (part, _) in zip(names, parts, strict=True)}
     tensors = held[SINGLE] if index is None else _choose(folder, index, held)
     headers = [(file, start) for file, (_, start) in zip(files, parts, strict=True)]
-    described = MappedFile(folder / CONFIG)
-    return Checkpoint("safetensors", folder, config, tensors, [(described, described.size), *headers], generation)
+    deciding = [MappedFile(folder / name) for name in (said if index is None else [*said, INDEX])]
+    described = [(file, file.size) for file in deciding]
+    return Checkpoint("safetensors", folder, config, tensors, [*described, *headers], generation)
 
 
 # --- the folder -----------------------------------------------------------------------------------------------------
 
 
-def _with_quantization(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with what a file of its own says of quantisation."""
+def _configuration(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The configuration with what a file of its own says of quantisation, and the files that it is from."""
+    config = read_json(folder / CONFIG)
     for name, method in _BESIDE.items():
         if not config.get(QUANTIZATION) and (folder / name).is_file():
-            return config | {QUANTIZATION: {"quant_method": method} | read_json(folder / name)}
-    return config
+            own = {"quant_method": method} | read_json(folder / name)
+            return config | {QUANTIZATION: own}, [CONFIG, name]
+    return config, [CONFIG]
 
 
 def _read_index(folder: Path) -> dict[str, str] | None:
