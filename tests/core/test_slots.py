@@ -211,3 +211,51 @@ def test_a_page_that_lost_its_slot_is_not_kept() -> None:
     scheduler.add(again)
     drain(scheduler, model)
     assert pool.whole(first) and pool.name(first) not in (None, name), "in another slot it has another name"
+
+
+def test_who_still_grows_into_its_window_has_slots_kept_back() -> None:
+    """The second would find slots for its prompt, and lose them to the first one's next page."""
+    scheduler, model = start(pages=40, slots=4)
+    both = [ask([1, 2], 8), ask([9] * 12, 8)]
+    for s in both:
+        scheduler.add(s)
+    drain(scheduler, model)
+    assert [s.preemptions for s in both] == [0, 0]
+
+
+def test_who_has_a_whole_window_gives_a_slot_for_each_that_it_takes() -> None:
+    """So nothing is kept back for it: all slots but one chunk's are in windows."""
+    scheduler, model = start(pages=60, slots=4 * 3 + 1, max_num_batched_tokens=64)
+    crowd = [ask([n] * 16, 20, seed=n) for n in range(4)]
+    for s in crowd[:3]:
+        scheduler.add(s)
+    turn(scheduler, model)
+    scheduler.add(crowd[3])
+    turn(scheduler, model)
+    assert scheduler.running == 4
+    drain(scheduler, model)
+    assert [s.preemptions for s in crowd] == [0, 0, 0, 0]
+
+
+def test_nothing_is_loaded_into_a_slot_that_is_still_to_be_copied() -> None:
+    """A page is copied in the step, and what comes from the store is written before it."""
+    store, prompt = Keeper(), [*range(1, 30)]
+    limits = small(40, window=6, slots=6)
+    for last in (False, True):
+        scheduler = Scheduler(limits, store=store)
+        store.model = model = PagedModel(limits, slot_of=scheduler.slot_of)
+        if not last:
+            scheduler.add(ask(prompt, 2))
+        else:
+            scheduler.add(ask([31, 32, 33], 1))
+            drain(scheduler, model)
+            both = [ask([31, 32, 33, 34, 35], 6), ask(prompt, 6)]
+            for s in both:
+                scheduler.add(s)
+            batch = scheduler.schedule()
+            assert batch is not None and len(batch.copies) == 1 and len(batch.items) == 2
+            scheduler.commit(batch, model.run(batch))
+        while scheduler.has_work:
+            turn(scheduler, model)
+            store.write()
+    assert [said(s) for s in both] == [answer([31, 32, 33, 34, 35], 0, 6), answer(prompt, 0, 6)]
