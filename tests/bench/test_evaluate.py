@@ -202,8 +202,11 @@ def test_a_window_longer_than_a_context_is_refused(tiny: Path) -> None:
         evaluate([variant(tiny, "max_model_len=32")], None, ASKED)
 
 
-@pytest.mark.parametrize("name", ["smollm2", "qwen_coder"])
-def test_real_models_are_as_good_as_the_golden_values_say(name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.real
+@pytest.mark.parametrize(("name", "bound"), [("smollm2", 0.0035), ("qwen_coder", 0.002), ("gemma3", 0.0065)])
+def test_real_models_are_as_good_as_the_golden_values_say(
+    name: str, bound: float, request: pytest.FixtureRequest
+) -> None:
     """The very tokens that tests/golden scores: the beginning of Python's manual, whose words vary with Python."""
     path: Path = request.getfixturevalue(name)
     reference = golden(name)["nll"]
@@ -213,5 +216,5 @@ def test_real_models_are_as_good_as_the_golden_values_say(name: str, request: py
     if reference["python"] == platform.python_version():
         assert windows(tokenizer, Asked(manual(), 768, 768)) == [reference["prompt_ids"]]
     (row,) = evaluate([Variant.of(str(path), 768)], None, asked)["rows"]
-    assert row["nll"] == pytest.approx(reference["mean_nll"], abs=0.0035)
+    assert row["nll"] == pytest.approx(reference["mean_nll"], abs=bound)
     assert row["nll"] == pytest.approx(prompt_nll(path, [reference["prompt_ids"]]).mean(), abs=1e-6)
