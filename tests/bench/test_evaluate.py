@@ -211,7 +211,8 @@ def test_real_models_are_as_good_as_the_golden_values_say(
     path: Path = request.getfixturevalue(name)
     reference = golden(name)["nll"]
     tokenizer = Tokenizer.from_gguf(open_checkpoint(path).config)
-    asked = Asked(tokenizer.decode(reference["prompt_ids"], skip_special_tokens=True), tokens=768, context=768, speed=False)
+    text = tokenizer.decode(reference["prompt_ids"], skip_special_tokens=True)
+    asked = Asked(text, tokens=768, context=768, speed=False)
     assert windows(tokenizer, asked) == [reference["prompt_ids"]]
     if reference["python"] == platform.python_version():
         assert windows(tokenizer, Asked(manual(), 768, 768)) == [reference["prompt_ids"]]
