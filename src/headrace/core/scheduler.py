@@ -497,6 +497,8 @@ class Scheduler:
         if not self._fits(total, found):
             self._blocked = (sequence.id, pages, slots)
             return False
+        if batch.copies and self._windows is not None and self._kept_after(sequence, len(found)):
+            return False  # what it loads now could take a slot that is yet to be copied; to compute it takes longer
         self._blocked = (-1, 0, 0)
         self.pool.share(found)
         if self._windows is not None:
@@ -538,11 +540,18 @@ class Scheduler:
         self._extend_chain(sequence, full)
         return self.pool.match(sequence.chain[:full], self._salt(sequence))
 
+    def _kept_after(self, sequence: Sequence, held: int) -> bool:
+        """Whether the store has the page of its prefix that comes after `held` pages."""
+        if self._store is None or not self._reuses(sequence):
+            return False
+        full = (len(sequence.tokens) - 1) // self.limits.page_size
+        return held < full and sequence.chain[held][0] in self._store
+
     def _load_next(self, batch: Batch, sequence: Sequence, store: PageStore) -> None:
         """Fill pages, at once, with those of its prefix that the store has after the last one in the index.
 
         A page that the step is to copy is never taken for that: one for each running sequence was kept back, and it
-        would go last. That is not so of slots: with windows, this comes before any copy.
+        would go last. That is not so of slots: with windows, who would load waits for the step after a copy.
         """
         size, held = self.limits.page_size, len(sequence.pages)
         for key, _ in sequence.chain[held : (len(sequence.tokens) - 1) // size]:
