@@ -140,6 +140,8 @@ class Keeper:
         failed, model = self.fails(), self.model
         for place, kept in zip(model.places(page), self.pages[key], strict=True):
             place[:] = [99] * model.size if failed else kept
+        if failed:
+            del self.pages[key]
         return not failed
 
     def offer(self, chain: Chain, pages: Items[int], count: int, name: Name) -> None:

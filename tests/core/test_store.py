@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.pages import pack
-from headrace.core.scheduler import Limits, Outcome, Scheduler
+from headrace.core.scheduler import LOADS, Limits, Outcome, Scheduler
 from headrace.core.sequence import Sequence
 from headrace.core.store import chain_digest
 
@@ -82,6 +82,34 @@ def test_a_page_that_cannot_be_had_is_computed_with_those_after_it() -> None:
     ran(store)
     store.fails = lambda: next(fails)
     assert ran(store).cached == 4
+
+
+def test_who_decodes_waits_for_few_pages_at_a_time() -> None:
+    """And the prompt whose pages they are computes nothing before it has them all."""
+    prompt, limits = [*range(14)] * 8, small(pages=64, max_model_len=256, max_num_batched_tokens=300)
+    store = Keeper()
+    ran(store, prompt, limits)
+    scheduler, model = started(store, limits)
+    stream = ask([1, 2], 30)
+    scheduler.add(stream)
+    turn(scheduler, model)
+    late = ask([*prompt[:-1], 5])
+    scheduler.add(late)
+    computed = []
+    while not late.generated:
+        turn(scheduler, model)
+        computed.append(late.computed)
+    assert computed == [LOADS * 4, 2 * LOADS * 4, 3 * LOADS * 4, 112]
+    assert stream.generated == 5
+    assert (late.cached, scheduler.loaded, scheduler.prefix_hits) == (108, 108, 108)
+    drain(scheduler, model)
+    assert said(stream) == answer([1, 2], 0, 30)
+    assert said(late) == answer([*prompt[:-1], 5], 0, 4)
+    alone = ask([*prompt[:-1], 6])
+    scheduler, model = started(store, limits)
+    scheduler.add(alone)
+    turn(scheduler, model)
+    assert alone.computed == 112, "nobody waits"
 
 
 def test_salts_keep_apart() -> None:

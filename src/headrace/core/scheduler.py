@@ -33,6 +33,7 @@ from headrace.core.store import PageStore, chain_digest
 from headrace.core.waiting import Waiting
 from headrace.core.windows import NONE, WindowedPool, window_pages
 
+LOADS = 8  # pages that are filled from the store before a step, at most, if others run in it: they wait for that
 LEAST = 16  # tokens of a step that stay for those who lack more than one, whatever the pace
 
 _rank = attrgetter("rank")
@@ -189,6 +190,7 @@ class Scheduler:
         self._steps = 0
         self._open: Batch | None = None  # scheduled, not committed
         self._left = 0  # tokens left in the step that is being scheduled
+        self._loads = 0  # pages that may still be filled before it, if others run
         self._kept = 0  # of them, for short sequences alone: their ids, once a long chunk has been met
         self._short: set[int] | None = None
         self._places = 0  # admissions left in a static batch
@@ -248,6 +250,7 @@ class Scheduler:
             self.undo(self._open)
         self._open = batch = Batch([], [], [], self._steps)
         self._left = self.limits.max_num_batched_tokens
+        self._loads = LOADS
         others = self._schedule_single(batch)
         if self._pace is not None and batch.items and (others or self._may_admit()):
             rows = self._pace(batch.items, others[0].computed if others else 0)
@@ -414,6 +417,8 @@ class Scheduler:
 
         behind: running sequences that get their chunks after it.
         """
+        if not self._load_next(batch, sequence):
+            return
         start = sequence.computed
         end = len(sequence.tokens)
         if not self.limits.kv_cache:
@@ -507,14 +512,12 @@ class Scheduler:
         sequence.moves += 1
         sequence.hashed = len(found)
         sequence.computed = len(found) * self.limits.page_size
-        if self._reuses(sequence):
-            if self._store is not None and not (batch.copies and self._windows):
-                self._load_next(batch, sequence, self._store)
-            self._copy_next(batch, sequence)
         if sequence.preemptions == 0:
             sequence.cached = sequence.computed
             self.prefix_queries += total * self._reuses(sequence)
             self.prefix_hits += sequence.computed
+        if self._load_next(batch, sequence) and self._reuses(sequence):
+            self._copy_next(batch, sequence)
         return True
 
     def _fits(self, total: int, found: list[int]) -> bool:
@@ -547,15 +550,22 @@ class Scheduler:
         full = (len(sequence.tokens) - 1) // self.limits.page_size
         return held < full and sequence.chain[held][0] in self._store
 
-    def _load_next(self, batch: Batch, sequence: Sequence, store: PageStore) -> None:
-        """Fill pages, at once, with those of its prefix that the store has after the last one in the index.
+    def _load_next(self, batch: Batch, sequence: Sequence) -> bool:
+        """Fill pages, at once, with those of its prefix that the store has next; whether that was all of them for now.
 
         A page that the step is to copy is never taken for that: one for each running sequence was kept back, and it
         would go last. That is not so of slots: with windows, who would load waits for the step after a copy.
         """
-        size, held = self.limits.page_size, len(sequence.pages)
+        size, store, held = self.limits.page_size, self._store, len(sequence.pages)
+        if store is None or sequence.computed != held * size or not self._reuses(sequence):
+            return True
+        if batch.copies and self._windows is not None:
+            return True
+        more = False
         for key, _ in sequence.chain[held : (len(sequence.tokens) - 1) // size]:
-            if key not in store:
+            if key not in store or not self.pool.available:
+                break
+            if more := bool(batch.items) and self._loads == 0:
                 break
             pages = self.pool.take(1)
             assert all(copy.source != pages[0] for copy in batch.copies), "a page was taken before it was copied"
@@ -565,13 +575,18 @@ class Scheduler:
                 self.pool.give(pages)
                 break
             sequence.pages += pages
+            self._loads = max(self._loads - 1, 0)
             if self._windows is not None:  # lets go of a slot for the next
                 sequence.computed = len(sequence.pages) * size
                 self._publish(sequence)
+        loaded = (len(sequence.pages) - held) * size
         sequence.computed = len(sequence.pages) * size
         if sequence.preemptions == 0:
-            self.loaded += sequence.computed - held * size
+            sequence.cached += loaded
+            self.prefix_hits += loaded
+            self.loaded += loaded
         self._publish(sequence)
+        return not more
 
     def _copy_next(self, batch: Batch, sequence: Sequence) -> None:
         """Give a sequence that holds whole pages of its prefix a copy of one that begins with what comes next."""
@@ -591,6 +606,9 @@ class Scheduler:
             target = self.pool.take_copy(source)
             sequence.pages.append(target)
             sequence.computed += tokens
+            if sequence.preemptions == 0:
+                sequence.cached += tokens
+                self.prefix_hits += tokens
             both = () if slots is None else (was, slots[target])
             batch.copies.append(Copy(sequence, source, target, tokens, both))
 

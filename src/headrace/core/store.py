@@ -33,7 +33,7 @@ class PageStore(Protocol):
         ...
 
     def load(self, key: int, page: int) -> bool:
-        """Fill a page that nobody else holds; False, and anything may lie in it then, if that cannot be had after all.
+        """Fill a page that nobody else holds; False if that cannot be had any more: anything may lie in it then.
 
         What fills it is what was offered under `key`, bit for bit.
         """
