@@ -36,3 +36,13 @@ def test_what_cannot_be_is_one_line_and_no_file(args: tuple[str, ...], says: str
     ran = headrace("quantize", str(source), str(small), *args)
     assert ran.returncode == 1 and says in ran.stderr and ran.stderr.count("\n") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["tiny.gguf"]
+
+
+def test_a_model_is_never_written_over_itself(tmp_path: Path) -> None:
+    source, link = write_tiny(tmp_path / "tiny.gguf", FLOATS), tmp_path / "link.gguf"
+    link.symlink_to(source)
+    before = source.read_bytes()
+    for same in (source, link):
+        ran = headrace("quantize", str(source), str(same), "--method", "plain")
+        assert ran.returncode == 1 and "another file" in ran.stderr and ran.stderr.count("\n") == 1
+        assert source.read_bytes() == before and link.is_symlink()

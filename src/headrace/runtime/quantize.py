@@ -133,6 +133,8 @@ def quantize_model(prepared: Prepared, path: Path, settings: QuantizeSettings, w
     SettingError for settings that cannot be, BadModelFile for a model that GGUF cannot describe, CapacityError for a
     full disk; then nothing is left behind.
     """
+    if prepared.checkpoint.reads(path):
+        raise SettingError(f"{path} is what is read; write the smaller copy to another file", param="dst")
     made = plan(prepared, settings.to, recipe_named(settings.recipe), settings.allow_requantize)
     threads = settings.threads or len(os.sched_getaffinity(0))
     written = partial(watch.written, total=made.nbytes) if watch else _nobody

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import samestat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,6 +101,14 @@ class Checkpoint:
         self.tensors = tensors
         self.generation: Mapping[str, Any] = generation or {}
         self._files = tuple(files)
+
+    def reads(self, path: Path) -> bool:
+        """Whether `path` is one of its files, by whatever name."""
+        try:
+            found = path.stat()
+            return any(samestat(found, file.path.stat()) for file, _ in self._files)
+        except OSError:
+            return False
 
     @cached_property
     def fingerprint(self) -> str:
