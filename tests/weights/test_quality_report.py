@@ -23,13 +23,14 @@ FILE, OTHER = "a" * 64, "b" * 64
 GOOD = Quality(perplexity=9.5, kl_mean=0.1, kl_p99=0.5, top1=0.9, against="x.gguf", text="y", tokens=10)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> str:
-    return " ".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
+def told(caplog: pytest.LogCaptureFixture, least: int = logging.WARNING) -> str:
+    return " ".join(record.getMessage() for record in caplog.records if record.levelno >= least)
 
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     logging.getLogger("headrace").addHandler(caplog.handler)
+    caplog.set_level(logging.INFO, "headrace")
     return caplog
 
 
@@ -129,6 +130,7 @@ def test_a_model_knows_what_was_measured_of_it(tmp_path: Path, log: pytest.LogCa
     for others in ({"kv_cache_dtype": "int8"}, {"dtype": "bfloat16"}, {"quantization": "q8_0"}):
         log.clear()
         assert found(**others) is None
-        assert "is of another file, or of other settings" in told(log)
+        assert not told(log)
+        assert "no figures for these settings" in told(log, logging.INFO)
     write_tiny(path, FLOATS, seed=1)
     assert found() is None

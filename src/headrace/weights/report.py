@@ -53,8 +53,10 @@ def quality_of(model: Path, identity: str) -> Quality | None:
     report = _read(beside(model))
     if report is None:
         return None
-    if identity not in report.measured:
-        log.warning("%s: is of another file, or of other settings, and is ignored", beside(model))
+    if not any(key.startswith(identity[:_FINGERPRINT]) for key in report.measured):
+        log.warning("%s: is of another file and is ignored; `headrace eval --save` measures this one", beside(model))
+    elif identity not in report.measured:
+        log.info("%s: has no figures for these settings; `headrace eval --save` with them adds some", beside(model))
     return report.measured.get(identity)
 
 
