@@ -67,7 +67,7 @@ def test_a_served_model_tells_what_was_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("tiny,kv_cache_type=int8",), "unknown setting"),
+        (("tiny,kv_cache_type=int8",), "did you mean 'kv_cache_dtype'"),
         (("tiny", "--against", "tiny,speculative_config={}"), "has no part"),
         (("tiny", "--text", "/nowhere.txt"), "nowhere.txt"),
         (("nowhere-at-all.gguf",), "nowhere-at-all"),

@@ -60,10 +60,15 @@ def named(name: str) -> str:
     return ascii(name[: _SHOWN + 1])[1:-1][:_SHOWN]
 
 
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """What was likely meant by a misspelt name; None where nothing is near."""
+    return next(iter(difflib.get_close_matches(name[:64], known, n=1, cutoff=0.8)), None)
+
+
 def unknown(name: str, known: Collection[str], path: str = "") -> NoReturn:
     """RequestError for a field that nobody knows, with the nearest that is known."""
-    near = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.8)
-    hint = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+    near = nearest(name, known)
+    hint = f"Did you mean {near!r}?" if near else "Leave it out."
     where = path + named(name)
     raise RequestError(f"{where} is not supported here. {hint}", param=where, code="unsupported_parameter")
 

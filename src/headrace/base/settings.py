@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from headrace.base.errors import SettingError
 from headrace.base.formats import ENCODED
+from headrace.base.rules import nearest
 from headrace.base.speculation import Speculation
 
 PAGE = 32  # tokens of a KV page
@@ -106,7 +107,9 @@ class EngineSettings:
         known = {f.name for f in fields(cls)}
         for name in settings:
             if name not in known:
-                raise SettingError(f"unknown setting {name!r}; known: {', '.join(sorted(known))}", param=name)
+                near = nearest(name, known)
+                hint = f"did you mean {near!r}?" if near else f"known: {', '.join(sorted(known))}"
+                raise SettingError(f"unknown setting {name!r}; {hint}", param=name)
         if model is not None:
             settings["model"] = model
         return cls(**settings)

@@ -104,7 +104,8 @@ def read(path: str) -> dict[str, Any]:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         entries = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SettingError(f"config {path!r} cannot be read: {error}", param="config") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingError(f"config {path!r} cannot be read: {reason}", param="config") from None
     if entries is None:
         return {}
     if not isinstance(entries, dict):

@@ -49,6 +49,8 @@ Command = Callable[..., None]
 Flag = tuple[Any, dict[str, Any], str]  # its type, how it is read, what it does
 FlagTable = dict[str, Flag]  # by the name of the setting
 
+_OBJECT = """is no JSON object, which a shell needs in quotes, such as '{"name": "value"}'"""
+
 COUNT: dict[str, Any] = {"parser": whole, "metavar": "N"}
 
 
@@ -57,9 +59,9 @@ def json_object(given: str | dict[str, Any]) -> dict[str, Any]:
     try:
         value = json.loads(given) if isinstance(given, str) else given
     except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"is not JSON: {error}") from None
+        raise typer.BadParameter(f"{_OBJECT}: {error}") from None
     if not isinstance(value, dict):
-        raise typer.BadParameter('is no JSON object such as {"temperature": 0.7}')
+        raise typer.BadParameter(_OBJECT)
     return value
 
 
@@ -101,7 +103,7 @@ ENGINE_FLAGS: FlagTable = {
     "speculative_config": (
         dict | None,
         _JSON | {"names": ("--speculative-config", "-sc")},
-        'Guess tokens ahead, such as {"method": "suffix"}.',
+        'Guess tokens ahead: {"method": "suffix"}, ngram or self, or {"model": "REFERENCE"}.',
     ),
     "measure_roof": (bool, {}, "Measure the machine first (0.3 s): metrics then tell the share of its roof."),
     "isa": (str, {"metavar": "|".join(ISAS)}, "Force an instruction set; empty: the best there is."),

@@ -24,4 +24,5 @@ def of_file(path: Path, characters: int, param: str) -> str:
         with path.open(encoding="utf-8") as file:
             return file.read(characters)
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{param} {str(path)!r} cannot be read: {error}", param=param) from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingError(f"{param} {str(path)!r} cannot be read: {reason}", param=param) from None
