@@ -432,6 +432,7 @@ def cache_room(settings: EngineSettings, context: int, cache: Cache, free_bytes:
         raise CapacityError(
             f"the KV cache of one sequence of {context} tokens needs {cache.least_bytes(context) / 2**20:.2f} MiB, "
             f"and {limit} allows {memory / 2**20:.2f} MiB; "
-            + (f"use --max-model-len {fits}" if fits else "give it more: --kv-cache-memory-bytes")
+            + "give it more with --kv-cache-memory-bytes"
+            + (f", or use --max-model-len {fits}" if fits else "")
         )
     return room

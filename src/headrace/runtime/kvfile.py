@@ -341,7 +341,7 @@ def open_store(
     try:
         fd = _open(folder)
     except OSError as error:
-        log.warning("--kv-cache-dir is not used: %s", error)
+        log.warning("--kv-cache-dir is not used: %s: %s", folder, error.strerror)
         return None
     try:
         _lock(fd)
