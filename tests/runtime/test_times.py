@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.core.sampling import SamplingParams
@@ -83,6 +83,7 @@ def test_a_machine_that_changes_its_speed_is_followed() -> None:
     steps=st.lists(st.tuples(st.integers(1, 512), st.integers(0, 4000), st.floats(1e-6, 10.0)), max_size=30),
     work=st.sampled_from([WORK, WINDOWED]),
 )
+@example(steps=[(9, 18, 0.00390625), (98, 0, 1.0)], work=WORK)  # all of the time is that of rows beyond the first few
 def test_whatever_was_measured_predictions_are_positive_and_grow(
     steps: list[tuple[int, int, float]], work: Work
 ) -> None:

@@ -22,6 +22,7 @@ KEPT = 256  # chunks of a sequence that are told one by one; later ones are told
 # Columns of the array: seconds of the machine; decoding steps and their seconds; all steps, and others in them, summed.
 _PROMPT, _COMPLETION, _DECODES, _SECONDS, _STEPS, _MATES = range(6)
 _NONE = -1
+_EVERY = 16  # steps of the same items between looks at their shares, which change slowly
 
 F64 = NDArray[np.float64]
 
@@ -60,7 +61,8 @@ class Ledger:
         # The step at hand, by item: its row of the array, what is added there, the extents that make its share.
         self._rows: NDArray[np.intp] = np.zeros(0, np.intp)
         self._added: F64 = np.zeros((0, 6))
-        self._start = self._count = self._logits = np.zeros(0)
+        self._start = self._count = self._logits = self._shares = np.zeros(0)
+        self._age = 0
         self._prompts = False
 
     def open(self, sequence: Sequence, arrival: float) -> None:
@@ -82,13 +84,16 @@ class Ledger:
         """
         if again:
             self._start += 1
+            self._age += 1
             if self._prompts:
                 self._added[:, _PROMPT], self._added[:, _DECODES] = 0.0, 1.0
                 self._prompts = False
         else:
             self._enter(items, began)
-        shares = self._times.shares(self._start, self._count, self._logits)
-        added = self._added
+            self._age = 0
+        if self._age % _EVERY == 0:
+            self._shares = self._times.shares(self._start, self._count, self._logits)
+        added, shares = self._added, self._shares
         added[:, _COMPLETION] = shares * (seconds + owed)
         added[:, _SECONDS] = seconds
         if self._prompts:

@@ -221,7 +221,11 @@ class Engine:
         self._charge(batch, t0, t1, t2, again=result.again)
         ended = self.scheduler.commit(batch, result.outcome)
         accepted = 0 if self.speculator is None else self.speculator.learn(batch.items, t2 - t1)
-        for item in batch.items:
+        steady = result.again and not ended and not result.logprobs and self.speculator is None
+        if steady:
+            updates += [_drew(item.sequence) for item in batch.items]
+            self._generated += len(batch.items)
+        for item in () if steady else batch.items:
             sequence = item.sequence
             new = sequence.tokens[item.start + item.count - len(item.draft) :] if item.sample else []
             if item.start < sequence.prompt_len:
@@ -390,6 +394,12 @@ class Engine:
         if self.store is not None:
             self.store.close()
         self.model.close()
+
+
+def _drew(sequence: Sequence) -> Update:
+    """The news of a sequence that has drawn a token more, of which nothing else is to be told."""
+    s = sequence
+    return Update(s.request, s.choice, s.tokens[-1:], None, None, None, None, None, s.cached, s.preemptions)
 
 
 def _wire(entry: TokenLogprobs) -> WireLogprobs:

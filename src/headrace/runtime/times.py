@@ -3,7 +3,7 @@
 Owes: predictions that are positive and grow with a step, close to what was measured where there are measurements, and
 sane before there are any. Does not know: clocks (times are handed in), requests, the kernels behind the times.
 
-A step's time is a sum of parts with rates that are never negative: something fixed (the weights are read once), its
+A step's time is a sum of parts with rates that are all positive: something fixed (the weights are read once), its
 rows, the same again for rows beyond the first few (whose arithmetic hides behind the reading of the weights: the curve
 is flat first and steep later), rows of logits, attention by multiply-adds and by bytes.
 """
@@ -27,6 +27,7 @@ PATIENCE = 2.0  # how many times a step without prompts one with them may take, 
 # Seconds a byte and a multiply-add until there are measurements: those of a slow machine.
 _BYTE, _MAC = 1 / 10e9, 1 / 50e9
 _TRUST = 0.003  # the weight of that guess beside one step's measurement
+_LEAST = 1e-4  # of that guess: no machine is faster, whatever a fit makes of a few odd measurements
 _SWEEPS = 40
 
 F64 = NDArray[np.float64]
@@ -112,7 +113,7 @@ class StepTimes:
         parts = np.array([part for known in self._known.values() for part in known])
         weighed = parts.T * [1 / len(known) for known in self._known.values() for _ in known]
         gram, right = weighed @ parts + _TRUST * np.eye(6), weighed.sum(axis=1) + _TRUST
-        self._factors = _nonnegative(gram, right, self._factors)
+        self._factors = _positive(gram, right, self._factors)
         self._rates = self._factors.tolist()
 
 
@@ -142,13 +143,13 @@ def attention_of(start: F64, count: F64, kind: Attention) -> tuple[F64, F64]:
     return seen, seen  # a row each: in few operations
 
 
-def _nonnegative(gram: F64, right: F64, start: F64) -> F64:
-    """Minimises x gram x / 2 - right x over x >= 0 by coordinate descent from `start`."""
+def _positive(gram: F64, right: F64, start: F64) -> F64:
+    """Minimises x gram x / 2 - right x over x >= _LEAST by coordinate descent from `start`."""
     g, r, x = gram.tolist(), right.tolist(), start.tolist()
     for _ in range(_SWEEPS):
         for i, row in enumerate(g):
             gradient = sum(a * b for a, b in zip(row, x, strict=True)) - r[i]
-            x[i] = max(0.0, x[i] - gradient / row[i])
+            x[i] = max(_LEAST, x[i] - gradient / row[i])
     return np.array(x)
 
 
