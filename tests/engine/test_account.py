@@ -183,6 +183,25 @@ def test_preempted_sequences_say_what_they_computed_again(monkeypatch: pytest.Mo
     assert sum(c[1] for c in b.chunks) == 60 + b.recomputed + b.preemptions  # and the row that was to come
 
 
+def test_all_news_of_a_sequence_say_what_it_found_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steady steps too, whose news are made apart."""
+    engine, _, _ = build(monkeypatch, pages=4, tokens=160)
+    ask(engine, "first", 40, 2)
+    while engine.has_work:
+        engine.step()
+    ask(engine, "a", 60, 60)
+    ask(engine, "b", 60, 60)
+    news: dict[str, list[Update]] = {"a": [], "b": []}
+    while engine.has_work:
+        for update in engine.step():
+            news[update.request_id].append(update)
+    for updates in news.values():
+        assert sum(len(update.tokens) for update in updates) == 60
+        assert {update.cached for update in updates} == {40}
+    lost = [update.preemptions for update in news["b"]]
+    assert lost == sorted(lost) and lost[0] == 0 < lost[-1]
+
+
 def test_many_chunks_are_told_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers, "KEPT", 8)
     engine, _, _ = build(monkeypatch, pages=5, tokens=160, kv_cache=False)
