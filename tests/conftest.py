@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from headrace.base.log import log
 from real import REAL
 from tiny_model import write_tiny
 
@@ -52,3 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.real)
         if not any(item.get_closest_marker(name) for name in ("real", "slow", "soak")):
             item.add_marker(pytest.mark.quick)
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """What a test, or a command that it runs, does to the project's logger ends with it."""
+    handlers, level, propagate = log.handlers.copy(), log.level, log.propagate
+    yield
+    log.handlers[:], log.propagate = handlers, propagate
+    log.setLevel(level)
