@@ -129,12 +129,15 @@ def test_who_drafts_takes_what_was_planned(tmp_path: Path, tiny: Path) -> None:
 
 
 def engine_agrees(path: Path) -> None:
-    with LLM(str(path), max_model_len=1000, kv_cache_memory_bytes=70 << 20) as llm:
+    memory, sequences = 70 << 20, 8
+    with LLM(str(path), max_model_len=1000, max_num_seqs=sequences, kv_cache_memory_bytes=memory) as llm:
         info, program, sizes = llm.info, llm.engine.model.program, llm.engine.model.sizes
     planned = of_path(path, CpuBackend())
     own = weights(path)
-    assert (planned.cache.page_bytes, own.bytes) == (info.page_bytes, info.weight_bytes)
-    assert planned.cache.requests(70 << 20, 1000) == info.pages // 32  # 32 pages hold 1,000 tokens
+    assert (planned.cache.page_bytes, own.bytes) == (info.page_bytes + info.slot_bytes, info.weight_bytes)
+    assert planned.cache.room(memory, sequences, 1000) == (info.pages, info.slots)
+    assert planned.cache.requests(memory, 1000) <= info.pages // 32  # 32 pages hold 1,000 tokens
+    assert info.slots or planned.cache.requests(memory, 1000) == info.pages // 32
     step = total(program, sizes, Load([1] * 8, [500] * 8, 8))
     assert own.step_bytes(8, 500) == pytest.approx(step.bytes, rel=1e-3)
 
