@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from headrace.base.log import log
 from real import REAL
 from tiny_model import write_tiny
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or programs under test would not hear it either
 
 
 def _find(name: str) -> Path:
