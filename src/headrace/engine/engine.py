@@ -221,17 +221,7 @@ class Engine:
         self._charge(batch, t0, t1, t2, again=result.again)
         ended = self.scheduler.commit(batch, result.outcome)
         accepted = 0 if self.speculator is None else self.speculator.learn(batch.items, t2 - t1)
-        steady = result.again and not ended and not result.logprobs and self.speculator is None
-        if steady:
-            updates += [_drew(item.sequence) for item in batch.items]
-            self._generated += len(batch.items)
-        for item in () if steady else batch.items:
-            sequence = item.sequence
-            new = sequence.tokens[item.start + item.count - len(item.draft) :] if item.sample else []
-            if item.start < sequence.prompt_len:
-                self._note_prompt(item, new, t2, result)
-            if new or sequence.finish is not None:
-                updates.append(self._update(sequence, new, result))
+        updates += self._news(batch, result, steady=result.again and not ended, now=t2)
         for sequence in ended:
             self._forget(sequence)
             self._settle(sequence.request)
@@ -249,6 +239,21 @@ class Engine:
             accepted=accepted,
         )
         self._count(record.decode_tokens + record.prefill_tokens)
+        return updates
+
+    def _news(self, batch: Batch, result: StepResult, *, steady: bool, now: float) -> list[Update]:
+        """Of a step that has been taken in. steady: the last one's sequences have each drawn one token more."""
+        if steady and not result.logprobs and self.speculator is None:
+            self._generated += len(batch.items)
+            return [_drew(item.sequence) for item in batch.items]
+        updates = []
+        for item in batch.items:
+            sequence = item.sequence
+            new = sequence.tokens[item.start + item.count - len(item.draft) :] if item.sample else []
+            if item.start < sequence.prompt_len:
+                self._note_prompt(item, new, now, result)
+            if new or sequence.finish is not None:
+                updates.append(self._update(sequence, new, result))
         return updates
 
     def _expire(self, now: float) -> list[Update]:
